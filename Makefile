@@ -1,0 +1,49 @@
+# Each target prepares what it needs: an own virtual environment in .venv, the package in it, then the work.
+# PYTHON picks the interpreter; PIP_FLAGS is passed to pip (an index of CPU-only PyTorch builds, say).
+PYTHON ?= python3
+PIP_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# One thread a worker: on shared machines a second thread makes small kernels slower, not faster.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test test-slow lint format bench clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "ternfed needs Python 3.11 or later; name one with: make PYTHON=python3.11" >&2; exit 1; }
+	@echo "Preparing $(VENV): the first time takes a few minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) "$$($(PYTHON) -c \
+	  'import tomllib; print(next(d for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if d.startswith("torch")))')"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## the demonstration, under a minute
+	@$(BIN)/ternfed demo
+
+test: $(READY) ## the test suite, with coverage
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+test-slow: $(READY) ## the suites that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## rewrite the sources in the common format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## every benchmark, as ratios measured in one run
+	$(BIN)/ternfed bench step
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage .hypothesis
