@@ -1,0 +1,225 @@
+"""How a data set is divided among clients: every sample on exactly one client, the same for the same generator.
+
+Each function takes the labels (N) and gives one sorted index tensor a client. The indices count within the labels
+given: after `hold_out`, divide `labels[kept]` and look the parts up in `kept`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+
+def iid(labels: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+    """A random division into parts whose sizes differ by at most one sample."""
+    _check_clients(labels, clients)
+    order = torch.randperm(len(labels), generator=generator)
+    return [part.sort().values for part in order.tensor_split(clients)]
+
+
+def by_class(labels: Tensor, clients: int, classes_per_client: int, generator: Generator) -> list[Tensor]:
+    """N_c distinct classes a client, drawn at random; sizes as equal as the drawn classes allow.
+
+    A class gets owners in proportion to its size, at least one. With N_c · clients = classes each class lies whole on
+    one client (the paper's N_c = 2 with 5 clients and 10 classes).
+    """
+    _check_clients(labels, clients)
+    present, counts = torch.unique(labels, return_counts=True)
+    classes = len(present)
+    if not 1 <= classes_per_client <= classes:
+        raise ValueError(
+            f"classes_per_client = {classes_per_client}: 1 to {classes} is allowed, the classes in the data"
+        )
+    slots = clients * classes_per_client
+    if slots < classes:
+        raise ValueError(
+            f"classes_per_client = {classes_per_client}: with {clients} clients {math.ceil(classes / clients)} "
+            f"to {classes} is allowed, or some of the {classes} classes would lie on no client"
+        )
+    if int(counts.clamp(max=clients).sum()) < slots:
+        raise ValueError(
+            f"classes_per_client = {classes_per_client}: {clients} clients need {slots} parts of classes, "
+            f"but {len(labels)} samples in {classes} classes give only {int(counts.clamp(max=clients).sum())}"
+        )
+    owns = _draw_owners(_owners(counts, clients, slots, generator), clients, classes_per_client, generator)
+    shares = _even_shares(owns, counts)
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for column, label in enumerate(present):
+        owners = owns[:, column].nonzero().flatten()
+        sizes = _apportion(int(counts[column]), shares[owners, column], least=1)
+        pieces = torch.split(_shuffled((labels == label).nonzero().flatten(), generator), sizes.tolist())
+        for owner, piece in zip(owners.tolist(), pieces, strict=True):
+            parts[owner].append(piece)
+    return [torch.cat(pieces).sort().values for pieces in parts]
+
+
+def unbalanced(labels: Tensor, clients: int, ratio: float, generator: Generator) -> list[Tensor]:
+    """Random parts of unequal size with β = median / max (eq. imbalance) as near `ratio` as whole samples allow.
+
+    The sizes fall geometrically from the largest to the smallest: at β = 0.1 ten of 100 clients hold 38% of MNIST.
+    """
+    _check_clients(labels, clients)
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio = {ratio}: above 0 and at most 1 is allowed, it is median / max of the client sizes")
+    sizes = unbalanced_sizes(len(labels), clients, ratio)
+    sizes = sizes[torch.randperm(clients, generator=generator)]
+    order = torch.randperm(len(labels), generator=generator)
+    return [part.sort().values for part in torch.split(order, sizes.tolist())]
+
+
+def dirichlet(labels: Tensor, clients: int, alpha: float, generator: Generator) -> list[Tensor]:
+    """Each class divided among the clients in proportions drawn from Dirichlet(α); at least one sample a client."""
+    _check_clients(labels, clients)
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ValueError(f"alpha = {alpha}: a finite number above 0 is allowed")
+    # numpy's sampler stays exact for small α, where gamma draws underflow to nothing but zeros.
+    draws = np.random.Generator(np.random.PCG64(int(torch.randint(2**62, (), generator=generator))))
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for label in torch.unique(labels):
+        members = _shuffled((labels == label).nonzero().flatten(), generator)
+        proportions = torch.from_numpy(draws.dirichlet(np.full(clients, alpha)))
+        for client, piece in enumerate(torch.split(members, _apportion(len(members), proportions).tolist())):
+            parts[client].append(piece)
+    joined = [torch.cat(pieces) for pieces in parts]
+    richest = [(-len(part), client) for client, part in enumerate(joined)]
+    heapq.heapify(richest)
+    for client, part in enumerate(joined):
+        if len(part) == 0:
+            size, giver = richest[0]
+            heapq.heapreplace(richest, (size + 1, giver))
+            joined[client], joined[giver] = joined[giver][:1], joined[giver][1:]
+    return [part.sort().values for part in joined]
+
+
+def hold_out(labels: Tensor, amount: int | float, generator: Generator) -> tuple[Tensor, Tensor]:
+    """(kept, held): `amount` samples (int) or that share of them (float) set aside, from each class in proportion."""
+    count = amount if isinstance(amount, int) else round(amount * len(labels))
+    if not 0 <= count < len(labels):
+        raise ValueError(
+            f"hold_out = {amount}: 0 to {len(labels) - 1} samples, or a share from 0 to below 1, is allowed"
+        )
+    present, counts = torch.unique(labels, return_counts=True)
+    takes = _apportion(count, counts.to(torch.float64))
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label, take in zip(present, takes.tolist(), strict=True):
+        held[_shuffled((labels == label).nonzero().flatten(), generator)[:take]] = True
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+def histogram(labels: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
+    """How many samples of each class each client holds: clients × classes."""
+    return torch.stack([torch.bincount(labels[part], minlength=classes) for part in parts])
+
+
+def unbalanced_sizes(samples: int, clients: int, ratio: float) -> Tensor:
+    """Client sizes, largest first, none zero, that add up to `samples`, median / max as near `ratio` as can be."""
+    if clients <= 2:  # the median is the mean size, whatever the largest is: β = samples / (clients · largest)
+        if ratio * clients < 1:
+            raise ValueError(f"ratio = {ratio}: {1 / clients:g} to 1 is allowed with clients = {clients}")
+        possible = range(math.ceil(samples / clients), samples - clients + 2)
+        top = min(possible, key=lambda largest: abs(samples / (clients * largest) - ratio))
+        return torch.tensor([top, samples - top][:clients])
+    middles = 2 - clients % 2
+    below = (clients - middles) // 2
+    above = below - 1  # clients between the largest and the median
+    # Every largest size with every kind of middle: equal sizes or, for an even number of clients, also two that differ
+    # by one (`gap`). For each, the median nearest to ratio · largest among those with which the rest can add up.
+    largest, gap = np.meshgrid(np.arange(1, samples + 1), np.arange(middles), indexing="ij")
+    least = -((largest * (1 + above) + gap - samples) // (middles + below))
+    most = np.minimum((samples - largest - below - gap * (above + 1)) // (above + middles), largest - gap)
+    lower = np.rint(ratio * largest - gap / 2).astype(np.int64).clip(np.maximum(least, 1), most)
+    ideal = ratio ** (2 * np.arange(clients) / (clients - 1))
+    ideal *= samples / ideal.sum()
+    error = np.abs((lower + gap / 2) / largest - ratio).round(12)
+    error[np.maximum(least, 1) > most] = np.inf
+    best = np.lexsort((np.abs(np.log(largest / ideal[0])).ravel(), error.ravel()))[0]
+    top, low = int(largest.flat[best]), int(lower.flat[best])
+    high = low + int(gap.flat[best])
+    floors = np.array([top] + [high] * above + [high, low][-middles:] + [1] * below)
+    ceilings = np.array([top] + [top] * above + [high, low][-middles:] + [low] * below)
+    return torch.from_numpy(np.sort(_fill(samples, ideal, floors, ceilings))[::-1].copy())
+
+
+def _fill(total: int, wanted: np.ndarray, floors: np.ndarray, ceilings: np.ndarray) -> np.ndarray:
+    """Integers between floors and ceilings that add up to `total`, in proportion to `wanted` where the bounds allow."""
+    low, high = 0.0, float((ceilings / wanted).max())
+    for _ in range(100):
+        factor = (low + high) / 2
+        if np.clip(factor * wanted, floors, ceilings).sum() < total:
+            low = factor
+        else:
+            high = factor
+    exact = np.clip(high * wanted, floors, ceilings)
+    sizes = np.floor(exact).astype(np.int64)
+    while (missing := total - int(sizes.sum())) > 0:
+        room = np.where(sizes < ceilings, exact - sizes, -np.inf)
+        chosen = np.argsort(-room, kind="stable")[: min(missing, int((sizes < ceilings).sum()))]
+        sizes[chosen] += 1
+    return sizes
+
+
+def _apportion(total: int, weights: Tensor, least: int = 0) -> Tensor:
+    """`total` as integers in proportion to the weights (largest remainders), none below `least`."""
+    exact = weights.to(torch.float64) / weights.sum() * (total - least * len(weights))
+    sizes = exact.floor().long()
+    missing = total - least * len(weights) - int(sizes.sum())
+    sizes[(exact - sizes).argsort(descending=True, stable=True)[:missing]] += 1
+    return sizes + least
+
+
+def _owners(counts: Tensor, clients: int, slots: int, generator: Generator) -> Tensor:
+    """How many clients own each class: at least one, no more than it has samples; the largest shards are cut first."""
+    owners = torch.ones_like(counts)
+    limit = counts.clamp(max=clients)
+    order = torch.randperm(len(counts), generator=generator).tolist()  # decides between classes of equal size
+    queue = [(-float(counts[column]), rank, column) for rank, column in enumerate(order) if limit[column] > 1]
+    heapq.heapify(queue)
+    for _ in range(slots - len(counts)):
+        _, rank, column = heapq.heappop(queue)
+        owners[column] += 1
+        if owners[column] < limit[column]:
+            heapq.heappush(queue, (-float(counts[column] / owners[column]), rank, column))
+    return owners
+
+
+def _draw_owners(owners: Tensor, clients: int, classes_per_client: int, generator: Generator) -> Tensor:
+    """A random clients × classes truth table with `classes_per_client` a row and `owners` a column."""
+    owns = torch.zeros(clients, len(owners), dtype=torch.bool)
+    need = torch.full((clients,), float(classes_per_client))
+    for column in torch.randperm(len(owners), generator=generator).tolist():
+        # Giving to those who need most never runs into a dead end (Gale and Ryser 1957).
+        chosen = (need + 0.5 * torch.rand(clients, generator=generator)).topk(int(owners[column])).indices
+        owns[chosen, column] = True
+        need[chosen] -= 1
+    # That table is regular rather than random. Pairs of clients trade the classes that only one of the two has.
+    for _ in range(32):
+        first, second = torch.randperm(clients, generator=generator)[: clients // 2 * 2].view(2, -1)
+        traded = owns[first] ^ owns[second]
+        keys = torch.rand(traded.shape, generator=generator).masked_fill(~traded, 2.0)
+        rank = keys.argsort(dim=1).argsort(dim=1)
+        taken = traded & (rank < (traded & owns[first]).sum(dim=1, keepdim=True))
+        owns[first], owns[second] = (owns[first] & ~traded) | taken, (owns[second] & ~traded) | (traded & ~taken)
+    return owns
+
+
+def _even_shares(owns: Tensor, counts: Tensor) -> Tensor:
+    """Samples (real numbers) of each class on each owner: columns add up to the counts, rows are made equal."""
+    shares = owns.to(torch.float64)
+    for _ in range(200):
+        shares = shares / shares.sum(dim=1, keepdim=True)
+        shares = shares * (counts / shares.sum(dim=0))
+    return shares
+
+
+def _shuffled(indices: Tensor, generator: Generator) -> Tensor:
+    return indices[torch.randperm(len(indices), generator=generator)]
+
+
+def _check_clients(labels: Tensor, clients: int) -> None:
+    if not 1 <= clients <= len(labels):
+        raise ValueError(f"clients = {clients}: 1 to {len(labels)} is allowed, the samples there are to divide")

@@ -1,0 +1,153 @@
+"""Data sets by name: MNIST, CIFAR-10, scikit-learn's digits, and a user's own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ternfed.data.files import SPLITS, Arrays, as_samples, cached, holds_arrays, read_arrays, read_parquet, save_arrays
+from ternfed.data.hub import decode_splits, from_hub, open_hub
+from ternfed.data.images import Augment, crop_flip, normalise
+from ternfed.data.values import DataMissing, DataSet, Samples, from_arrays
+
+__all__ = [
+    "NAMES",
+    "Augment",
+    "DataMissing",
+    "DataSet",
+    "Samples",
+    "crop_flip",
+    "from_arrays",
+    "from_hub",
+    "load",
+    "normalise",
+    "save_arrays",
+]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A data set of the hub: where its files lie there, and in a folder of the same layout; what is known about it."""
+
+    hub: str
+    config: str
+    image: str
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    augment: Augment | None
+
+
+_KNOWN = {
+    "mnist": _Known("ylecun/mnist", "mnist", "image", (1, 28, 28), (0.1307,), (0.3081,), None),
+    "cifar10": _Known(
+        "uoft-cs/cifar10", "plain_text", "img", (3, 32, 32),
+        (0.4914, 0.4824, 0.4467), (0.247, 0.244, 0.262), Augment(padding=4, flip=True),
+    ),
+}  # fmt: skip
+
+NAMES = ("digits", *_KNOWN)
+
+
+def load(name: str, folder: Path | None = None) -> DataSet:
+    """The data set of that name, or what the user's `module:function` returns: a DataSet, or arrays for `from_arrays`.
+
+    MNIST and CIFAR-10 are looked for in `folder`, else in TERNFED_DATA, then on the hub.
+    """
+    if name == "digits":
+        return _digits()
+    if name in _KNOWN:
+        return _known(name, _KNOWN[name], folder)
+    if ":" in name:
+        return _own(name)
+    raise ValueError(f"dataset = {name}: {', '.join(NAMES)} or module:function is allowed")
+
+
+def _known(name: str, known: _Known, folder: Path | None) -> DataSet:
+    place = folder or (Path(os.environ["TERNFED_DATA"]) if os.environ.get("TERNFED_DATA") else None)
+    if place is not None and not place.is_dir():
+        raise DataMissing(f"{place}: no such folder; --data or TERNFED_DATA must name one that holds {name}")
+    arrays = None if place is None else _find(name, known, place)
+    if arrays is None:
+        arrays = _fetch(name, known, place)
+    train, test = as_samples(arrays)
+    for samples in (train, test):
+        if samples.inputs.shape[1:] != known.shape:
+            found, wanted = ("×".join(map(str, shape)) for shape in (samples.inputs.shape[1:], known.shape))
+            raise DataMissing(
+                f"{place or known.hub}: holds samples of {found}, but {name} is {wanted}; name another folder"
+            )
+    return DataSet(name, train, test, 10, known.mean, known.deviation, known.augment)
+
+
+def _find(name: str, known: _Known, place: Path) -> Arrays | None:
+    """Plain arrays or the hub's parquet files, in the folder itself or where the hub's layout has them."""
+    for candidate in (place, place / name):
+        if holds_arrays(candidate):
+            return read_arrays(candidate)
+    for candidate in (place / name / known.config, place / name, place / known.config, place):
+        files = {split: sorted(candidate.glob(f"{split}-*.parquet")) for split in SPLITS}
+        if all(files.values()):
+            return cached(name, [*files["train"], *files["test"]], partial(read_parquet, files, known.image, "label"))
+    return None
+
+
+def _fetch(name: str, known: _Known, place: Path | None) -> Arrays:
+    try:
+        found = open_hub(known.hub, known.config)
+        splits = {split: found[split] for split in SPLITS}
+    except (DataMissing, KeyError) as error:
+        where = "" if place is None else f"not in {place}, and "
+        raise DataMissing(
+            f"{name}: {where}the hub ({known.hub}) gave nothing; name a folder that holds it with --data DIR or "
+            "TERNFED_DATA, or connect to the network and install the extra [data]"
+        ) from error
+    sources = [Path(file["filename"]) for rows in splits.values() for file in rows.cache_files]
+    return cached(name, sources, partial(decode_splits, splits, known.image, "label", name))
+
+
+def _digits() -> DataSet:
+    """scikit-learn's 1797 digits of 8×8, 0 to 16 scaled to [0, 1]; of each class every fifth in the file is test.
+
+    A fixed rule, so that no library's random numbers move the split: 1442 training and 355 test samples.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataMissing(
+            "digits: come with scikit-learn; install the extra [data]: pip install 'ternfed[data]'"
+        ) from error
+    digits = load_digits()
+    inputs = (digits.images / 16).astype(np.float32)[:, None]
+    rank = np.zeros(len(inputs), dtype=np.int64)  # position among the samples of the same class
+    for label in range(10):
+        members = digits.target == label
+        rank[members] = np.arange(members.sum())
+    test = rank % 5 == 4
+    return from_arrays(
+        "digits", inputs[~test], digits.target[~test], inputs[test], digits.target[test],
+        mean=(0.3051,), deviation=(0.3762,),  # of the training samples
+    )  # fmt: skip
+
+
+def _own(name: str) -> DataSet:
+    module, _, function = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DataMissing(
+            f"dataset = {name}: cannot be imported ({error}); module:function of an importable module is needed"
+        ) from error
+    result = made()
+    if isinstance(result, DataSet):
+        return result
+    if isinstance(result, tuple | list) and len(result) == 4:
+        return from_arrays(name, *result)
+    raise ValueError(
+        f"dataset = {name}: returned {type(result).__name__}; a DataSet or (train_x, train_y, test_x, test_y) is needed"
+    )

@@ -1,0 +1,142 @@
+"""What a data set is: two sets of samples and the few facts a training loop needs about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ternfed.data.images import Augment
+
+Array: TypeAlias = Any  # whatever numpy can turn into an array: ndarray, Tensor, nested lists
+
+
+class DataMissing(ValueError):
+    """A data set that was asked for is not there; the message says what to do about it."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """inputs: N×C×H×W uint8 for images, N×… float32 for anything else; labels: N int64."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.labels.dim() != 1 or len(self.inputs) != len(self.labels):
+            raise ValueError(
+                f"{len(self.inputs)} inputs, labels of shape {tuple(self.labels.shape)}: one label an input is needed"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> Samples:
+        """The samples at these positions, in this order."""
+        return Samples(self.inputs[indices], self.labels[indices])
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Training and test samples; mean and deviation are per channel, of inputs scaled to [0, 1]."""
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    augment: Augment | None = None
+
+
+def from_arrays(
+    name: str,
+    train_x: Array,
+    train_y: Array,
+    test_x: Array,
+    test_y: Array,
+    *,
+    classes: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    deviation: tuple[float, ...] | None = None,
+    augment: Augment | None = None,
+) -> DataSet:
+    """A data set from a user's own arrays.
+
+    Images are N×C×H×W, or N×H×W in uint8; uint8 stays uint8 (0 to 255), everything else becomes float32. Mean and
+    deviation default to those of the training images, channel by channel; other inputs are left as they are.
+    """
+    train = Samples(_inputs(train_x, f"{name}: train_x"), _labels(train_y, f"{name}: train_y"))
+    test = Samples(_inputs(test_x, f"{name}: test_x"), _labels(test_y, f"{name}: test_y"))
+    for key, samples in (("train", train), ("test", test)):
+        if len(samples) == 0:
+            raise ValueError(f"{name}: the {key} set is empty; at least one sample is needed")
+    if train.inputs.shape[1:] != test.inputs.shape[1:] or train.inputs.dtype != test.inputs.dtype:
+        raise ValueError(
+            f"{name}: train_x is {_kind(train.inputs)} but test_x is {_kind(test.inputs)}; they must agree"
+        )
+    highest = int(max(train.labels.max(), test.labels.max()))
+    lowest = int(min(train.labels.min(), test.labels.min()))
+    classes = highest + 1 if classes is None else classes
+    if lowest < 0 or highest >= classes:
+        raise ValueError(
+            f"{name}: labels run from {lowest} to {highest}; with classes = {classes} they must be 0 to {classes - 1}"
+        )
+    measured_mean, measured_deviation = channel_statistics(train.inputs)
+    return DataSet(
+        name, train, test, classes,
+        measured_mean if mean is None else mean,
+        measured_deviation if deviation is None else deviation,
+        augment,
+    )  # fmt: skip
+
+
+def channel_statistics(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel of N×C×H×W images scaled to [0, 1]; (0), (1) for inputs that are no images."""
+    if inputs.dim() != 4:
+        return (0.0,), (1.0,)
+    means: list[float] = []
+    deviations: list[float] = []
+    for channel in inputs.unbind(1):  # one at a time: a float64 copy of all of CIFAR-10 would take 1.2 GB
+        values = channel.to(torch.float64) / (255.0 if channel.dtype == torch.uint8 else 1.0)
+        means.append(values.mean().item())
+        deviations.append(values.std(correction=0).item() or 1.0)
+    return tuple(means), tuple(deviations)
+
+
+def _inputs(values: Array, key: str) -> Tensor:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype.kind not in "uifb" or array.ndim < 2:
+        raise ValueError(
+            f"{key} is {array.ndim}-dimensional of type {array.dtype}; numbers of shape samples × … are needed"
+        )
+    if array.dtype == np.uint8 and array.ndim == 3:
+        array = array[:, None]
+    if array.ndim == 4 and array.shape[1] > 4 >= array.shape[3]:
+        raise ValueError(f"{key} has shape {array.shape}, channels last; N×C×H×W is needed: transpose(0, 3, 1, 2)")
+    if array.dtype != np.uint8:
+        array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            raise ValueError(f"{key} holds values that are not finite; replace them first")
+    return torch.from_numpy(_writable(array))
+
+
+def _labels(values: Array, key: str) -> Tensor:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype.kind not in "ui" or array.ndim != 1:
+        raise ValueError(
+            f"{key} is {array.ndim}-dimensional of type {array.dtype}; one whole number a sample is needed"
+        )
+    return torch.from_numpy(_writable(array.astype(np.int64)))
+
+
+def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """torch warns about read-only memory and cannot take negative strides."""
+    return array if array.flags.writeable and array.flags.c_contiguous else array.copy(order="C")
+
+
+def _kind(inputs: Tensor) -> str:
+    return f"{'×'.join(map(str, inputs.shape[1:]))} {str(inputs.dtype).removeprefix('torch.')}"
