@@ -74,8 +74,8 @@ def test_resnet18_has_64_channels_throughout_and_three_strided_shortcuts() -> No
     assert sorted(weight.shape[-1] for weight in middle) == [1] * 3 + [3] * 16
     sizes: list[int] = []
     model = resnet18().eval()
-    for stage in (model.stage1, model.stage2, model.stage3, model.stage4):
-        stage.register_forward_hook(lambda _layer, _input, output: sizes.append(output.shape[-1]))
+    for name in ("stage1", "stage2", "stage3", "stage4"):
+        model.get_submodule(name).register_forward_hook(lambda _layer, _input, output: sizes.append(output.shape[-1]))
     model(torch.zeros(1, 3, 32, 32))
     assert sizes == [32, 16, 8, 4]
 
@@ -148,7 +148,7 @@ def test_an_unknown_name_or_option_is_an_error_that_lists_the_known_ones() -> No
 def test_every_parameter_receives_a_gradient(make: Callable[[], nn.Sequential], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = make()
-    nn.functional.cross_entropy(model(torch.randn(4, *shape)), torch.arange(4)).backward()
+    torch.autograd.backward(nn.functional.cross_entropy(model(torch.randn(4, *shape)), torch.arange(4)))
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
@@ -163,7 +163,7 @@ def test_many_models_under_vmap_train_and_count_as_each_does_alone(
     models = [make().double() for _ in range(3)]
     batches = torch.randn(3, 4, *shape, dtype=torch.float64)
     skeleton = make().double()
-    state, buffers = stack_module_state(models)  # type: ignore[arg-type]
+    state, buffers = stack_module_state(models)
 
     together = vmap(lambda s, b, x: functional_call(skeleton, (s, b), (x,)))(state, buffers, batches)
     alone = torch.stack([model(batch) for model, batch in zip(models, batches, strict=True)])
