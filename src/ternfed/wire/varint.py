@@ -1,0 +1,34 @@
+"""Whole numbers in as few bytes as they need: LEB128, least significant seven bits first."""
+
+from __future__ import annotations
+
+from ternfed.wire.errors import ImpossibleCount, Truncated
+
+LIMIT = 1 << 56
+
+
+def write(value: int) -> bytes:
+    """One to eight bytes; the high bit says that another follows."""
+    if not 0 <= value < LIMIT:
+        raise ImpossibleCount(f"{value} is not a count")
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read(data: memoryview, at: int) -> tuple[int, int]:
+    """The number that starts at `at` and where the next thing starts."""
+    value = 0
+    for place in range(8):
+        if at + place >= len(data):
+            raise Truncated("the bytes end within a number")
+        byte = data[at + place]
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            if byte == 0 and place > 0:
+                raise ImpossibleCount("a number is not in its shortest form")
+            return value, at + place + 1
+    raise ImpossibleCount("a number has more than 56 bits")

@@ -1,0 +1,241 @@
+"""Whatever arrives, `decode` returns a valid message or raises the `WireError` that says which check failed."""
+
+import struct
+import tracemalloc
+from pathlib import Path
+from zlib import crc32
+
+import attack_corpus
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_samples import CODECS, other_codes, small
+
+from ternfed import wire
+from ternfed.ternary import Ternary
+from ternfed.wire import (
+    Message,
+    MissingReference,
+    Schema,
+    TrailingBytes,
+    Truncated,
+    WireError,
+    WrongChecksum,
+    WrongReference,
+    WrongSchema,
+    decode,
+    encode,
+    load_tern,
+    read_header,
+    reference_of,
+    schema_of,
+)
+from ternfed.wire.tern import parse_tern, tern_bytes
+
+MESSAGE, CODES = small()
+SCHEMA = schema_of(MESSAGE)
+REFERENCE = reference_of(CODES, SCHEMA)
+GOOD = [encode(MESSAGE, SCHEMA, codec=codec, reference=r) for codec in CODECS for r in (None, REFERENCE)]
+ATTACKS = sorted(attack_corpus.FOLDER.glob("*.bin"))
+FILES = sorted(attack_corpus.FOLDER.glob("*.tern"))
+
+
+def is_valid(message, schema=SCHEMA):
+    """Whether a decoded message is one that could have been sent."""
+    fits = schema_of(message) == schema
+    for value in message.tensors.values():
+        if isinstance(value, Ternary):
+            fits &= bool((value.codes.abs() <= 1).all())
+            fits &= all(0 <= float(scale) < float("inf") for scale in value[1:])
+        elif value.dtype is torch.bool:
+            fits &= bool((value.view(torch.uint8) <= 1).all())
+    return fits
+
+
+def outcome(call):
+    """What a call returns, or the `WireError` it raises; nothing else is let through."""
+    try:
+        return call()
+    except WireError as problem:
+        return problem
+
+
+def is_named(result):
+    """Whether this is an error that says which check failed."""
+    return isinstance(result, WireError) and type(result) is not WireError
+
+
+@pytest.mark.parametrize("path", ATTACKS, ids=lambda path: path.stem)
+def test_a_crafted_message_fails_the_check_in_its_name(path: Path):
+    error = getattr(wire, path.stem.split("-")[0])
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError) as caught:
+            decode(path.read_bytes(), SCHEMA, reference=REFERENCE)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert type(caught.value) is error
+    # The sample is smaller than a kilobyte; a hundred cover the file itself, the exception and its traceback.
+    assert peak < 100_000 + 2 * path.stat().st_size
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_crafted_file_fails_the_check_in_its_name(path: Path):
+    error = getattr(wire, path.stem.split("-")[0])
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError) as caught:
+            load_tern(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert type(caught.value) is error
+    assert peak < 100_000 + 20 * path.stat().st_size  # JSON becomes Python objects: some times its size
+
+
+def test_the_corpus_is_what_its_recipes_make():
+    for suffix, recipes in ((".bin", attack_corpus.ATTACKS), (".tern", attack_corpus.FILES)):
+        kept = {path.stem for path in attack_corpus.FOLDER.glob(f"*{suffix}")}
+        assert kept == {name.replace("/", "-") for name in recipes}
+    tried = {name.split("/")[0] for name in [*attack_corpus.ATTACKS, *attack_corpus.FILES]}
+    assert tried == {
+        error.__name__ for error in vars(wire).values() if isinstance(error, type) and issubclass(error, WireError)
+    } - {"WireError", "MessageError", "MissingReference"}
+
+
+@pytest.mark.parametrize("data", GOOD)
+def test_every_cut_is_truncated_and_every_addition_trailing(data):
+    for length in range(len(data)):
+        with pytest.raises(Truncated):
+            decode(data[:length], SCHEMA, reference=REFERENCE)
+    for more in (b"\0", b"\xff" * 9, data):
+        with pytest.raises(TrailingBytes):
+            decode(data + more, SCHEMA, reference=REFERENCE)
+
+
+@pytest.mark.parametrize("data", GOOD)
+def test_every_flipped_bit_is_found(data):
+    for place in range(8 * len(data)):
+        changed = attack_corpus.flip(data, place // 8, 1 << place % 8)
+        with pytest.raises(WireError):
+            decode(changed, SCHEMA, reference=REFERENCE)
+
+
+def test_a_flipped_bit_in_the_sections_is_a_wrong_checksum():
+    for data in GOOD:
+        for at in range(read_header(data).size + 4, len(data)):
+            with pytest.raises(WrongChecksum):
+                decode(attack_corpus.flip(data, at), SCHEMA, reference=REFERENCE)
+
+
+@st.composite
+def mutations(draw):
+    """A good message after a few edits, usually with its checksum put right again."""
+    data = bytearray(draw(st.sampled_from(GOOD)))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        edit = draw(st.sampled_from(["set", "insert", "delete", "splice"]))
+        if edit == "set" and at < len(data):
+            data[at] = draw(st.integers(0, 255))
+        elif edit == "insert":
+            data[at:at] = draw(st.binary(max_size=8))
+        elif edit == "delete":
+            del data[at : at + draw(st.integers(1, 8))]
+        else:
+            other = draw(st.sampled_from(GOOD))
+            data[at:] = other[at:]
+    if draw(st.integers(0, 9)) and len(data) >= 18:
+        data[14:18] = struct.pack("<I", crc32(data[18:], crc32(data[:14])))
+    return bytes(data)
+
+
+@given(mutations())
+@settings(max_examples=1500, deadline=None)
+def test_a_mutated_message_is_refused_by_name_or_valid(data):
+    result = outcome(lambda: decode(data, SCHEMA, reference=REFERENCE))
+    assert is_named(result) or is_valid(result)
+
+
+@given(mutations())
+@settings(max_examples=500, deadline=None)
+def test_what_is_accepted_has_only_one_spelling_of_its_trits(data):
+    """A receiver that counts bytes cannot be sent the same trits in another way by the same codec, but by zstd."""
+    try:
+        message = decode(data, SCHEMA, reference=REFERENCE)
+    except WireError:
+        return
+    header = read_header(data)
+    if header.codec == "zstd":
+        return
+    parts = wire.message.locate(memoryview(data), header, SCHEMA)
+    grouping = parts.trits[0] if header.codec == "ans" else None
+    again = encode(message, SCHEMA, codec=header.codec, reference=REFERENCE if header.reference else None)
+    trits = wire.message.locate(memoryview(again), read_header(again), SCHEMA).trits
+    if grouping is None or trits[0] == grouping:
+        assert bytes(trits) == bytes(parts.trits)
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_noise_is_refused(data):
+    for front in (b"", b"\xf3TF\x01", GOOD[5][:14], GOOD[5][:26]):
+        with pytest.raises(WireError):
+            decode(front + data, SCHEMA, reference=REFERENCE)
+
+
+@given(st.binary(min_size=1, max_size=6), st.integers(0, 2000), st.integers(0, 3))
+@settings(max_examples=500, deadline=None)
+def test_a_mutated_file_is_refused_by_name_or_valid(edit, at, repaired):
+    good = tern_bytes(MESSAGE.tensors, {"name": "sample"})
+    data = bytearray(good)
+    at %= len(data)
+    data[at : at + len(edit)] = edit
+    if repaired and len(data) > 20:
+        length, start = wire.varint.read(memoryview(bytes(data)), 8)
+        data[4:8] = struct.pack("<I", crc32(data[start : start + length]))
+        body = start + length
+        if len(data) > body + 18:
+            data[body + 14 : body + 18] = struct.pack("<I", crc32(data[body + 18 :], crc32(data[body : body + 14])))
+    result = outcome(lambda: parse_tern(bytes(data)))
+    assert is_named(result) or is_valid(Message(result[0]), schema_of(Message(result[0])))
+
+
+def test_a_message_for_another_model_is_refused():
+    other = Schema((*SCHEMA.slots[:-1],), SCHEMA.numbers)
+    with pytest.raises(WrongSchema):
+        decode(GOOD[0], other)
+
+
+def test_a_missing_or_different_reference_has_its_name_and_the_sender_can_do_without():
+    data = encode(MESSAGE, SCHEMA, reference=REFERENCE, codec="ans")
+    with pytest.raises(MissingReference):
+        decode(data, SCHEMA)
+    other = dict(CODES, **{"fc.weight": -CODES["fc.weight"]})
+    with pytest.raises(WrongReference) as caught:
+        decode(data, SCHEMA, reference=other)
+    assert type(caught.value) is WrongReference
+    alone = encode(MESSAGE, SCHEMA, codec="ans")
+    assert wire.same(decode(alone, SCHEMA), MESSAGE)
+    assert wire.same(decode(alone, SCHEMA, reference=other), MESSAGE)
+
+
+def test_models_whose_counts_belong_to_other_trits_are_refused():
+    message, reference = small(1)
+    schema = schema_of(message)
+    held = reference_of(reference, schema)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        data = bytearray(encode(message, schema, codec="ans", reference=held))
+        parts = wire.message.locate(memoryview(bytes(data)), read_header(data), schema)
+        start = bytes(data).index(bytes(parts.trits))
+        data[start + int(rng.integers(1, len(parts.trits)))] = int(rng.integers(256))
+        try:
+            assert is_valid(decode(attack_corpus.seal(bytes(data)), schema, reference=held), schema)
+        except WireError:
+            refused += 1
+    assert refused > 250
+    assert other_codes(message, 0, 0.1).keys() == reference.keys()

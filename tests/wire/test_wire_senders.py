@@ -1,0 +1,98 @@
+"""A sender's mistakes are named before anything is sent."""
+
+import numpy as np
+import pytest
+import torch
+from wire_samples import small, ternary
+
+from ternfed.ternary import Ternary
+from ternfed.wire import Kind, Message, MessageError, Schema, Slot, decode, encode, reference_of, schema_of
+
+MESSAGE, CODES = small()
+SCHEMA = schema_of(MESSAGE)
+CONV = MESSAGE.tensors["conv.weight"]
+
+
+def with_conv(value):
+    return Message({**MESSAGE.tensors, "conv.weight": value}, MESSAGE.numbers)
+
+
+WRONG = {
+    "shape": with_conv(CONV._replace(codes=CONV.codes.T)),
+    "dense where ternary belongs": with_conv(CONV.dense()),
+    "code 2": with_conv(CONV._replace(codes=CONV.codes * 2)),
+    "code -128": with_conv(CONV._replace(codes=CONV.codes - 127)),
+    "codes of int64": with_conv(CONV._replace(codes=CONV.codes.long())),
+    "negative scale": with_conv(CONV._replace(positive=torch.tensor(-0.5))),
+    "scale that is no number": with_conv(CONV._replace(negative=torch.tensor(float("nan")))),
+    "infinite scale": with_conv(CONV._replace(negative=torch.tensor(float("inf")))),
+    "scale of float64": with_conv(CONV._replace(positive=torch.tensor(0.5, dtype=torch.float64))),
+    "scale a channel": with_conv(CONV._replace(positive=torch.ones(31))),
+    "missing": Message({n: v for n, v in MESSAGE.tensors.items() if n != "conv.weight"}, MESSAGE.numbers),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+@pytest.mark.parametrize("codec", ["base3", "auto"])
+def test_a_ternary_tensor_that_does_not_fit_is_named(mistake, codec):
+    with pytest.raises(MessageError, match=r"conv\.weight"):
+        encode(WRONG[mistake], SCHEMA, codec=codec)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(40, dtype=torch.float64),
+        torch.ones(41),
+        torch.ones(40).to_sparse(),
+        ternary(np.ones(40, np.int8)),
+    ],
+)
+def test_a_dense_tensor_that_does_not_fit_is_named(value):
+    with pytest.raises(MessageError, match=r"bn\.weight"):
+        encode(Message({**MESSAGE.tensors, "bn.weight": value}, MESSAGE.numbers), SCHEMA)
+
+
+def test_extra_tensors_and_numbers_and_missing_numbers_are_named():
+    with pytest.raises(MessageError, match="extra"):
+        encode(Message({**MESSAGE.tensors, "extra": torch.ones(1)}, MESSAGE.numbers), SCHEMA)
+    with pytest.raises(MessageError, match="loss"):
+        encode(Message(MESSAGE.tensors, {"samples": 1.0}), SCHEMA)
+    with pytest.raises(MessageError, match="round"):
+        encode(Message(MESSAGE.tensors, {**MESSAGE.numbers, "round": 1.0}), SCHEMA)
+
+
+def test_an_unknown_codec_is_named_with_those_that_exist():
+    with pytest.raises(MessageError, match=r"'lzma'.*auto, base3, zstd, ans"):
+        encode(MESSAGE, SCHEMA, codec="lzma")
+
+
+def test_a_dtype_the_wire_does_not_have_is_named():
+    with pytest.raises(MessageError, match=r"w: .*complex64"):
+        schema_of(Message({"w": torch.ones(2, dtype=torch.complex64)}))
+
+
+def test_an_impossible_schema_is_refused():
+    slot = Slot("w", (2,), Kind.TERNARY)
+    with pytest.raises(MessageError, match="twice"):
+        Schema((slot, slot))
+    with pytest.raises(MessageError, match="twice"):
+        Schema((slot,), ("loss", "loss"))
+    with pytest.raises(MessageError, match="w"):
+        Schema((Slot("w", (-2, -3), Kind.TERNARY),))
+
+
+def test_a_reference_that_does_not_fit_is_named():
+    with pytest.raises(MessageError, match=r"fc\.weight"):
+        reference_of({"conv.weight": CODES["conv.weight"]}, SCHEMA)
+    with pytest.raises(MessageError, match=r"fc\.weight"):
+        reference_of({**CODES, "fc.weight": torch.ones(3, dtype=torch.int8)}, SCHEMA)
+    with pytest.raises(MessageError, match=r"fc\.weight"):
+        reference_of({**CODES, "fc.weight": CODES["fc.weight"].float()}, SCHEMA)
+    other = schema_of(Message({"w": Ternary(torch.ones(3, dtype=torch.int8), *CONV[1:])}))
+    reference = reference_of({"w": torch.ones(3, dtype=torch.int8)}, other)
+    with pytest.raises(MessageError, match="another schema"):
+        encode(MESSAGE, SCHEMA, reference=reference)
+    data = encode(MESSAGE, SCHEMA, reference=CODES, codec="ans")
+    with pytest.raises(MessageError, match="another schema"):
+        decode(data, SCHEMA, reference=reference)
