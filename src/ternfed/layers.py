@@ -50,6 +50,11 @@ def ternarize_(model: Model, quantizer: Quantizer | None = None, where: Predicat
     return model
 
 
+def ternary_names(model: nn.Module, where: Predicate | None = None) -> tuple[str, ...]:
+    """The weights that `ternarize_` would make ternary, by name, without touching the model."""
+    return tuple(f"{name}.weight".removeprefix(".") for name, _ in _chosen(model, where))
+
+
 def ternary_weights(model: nn.Module) -> dict[str, Ternary]:
     """The ternary weights of a prepared model by their name in the plain one (`conv2.weight`)."""
     return {
@@ -66,6 +71,9 @@ def freeze(model: Model) -> Model:
         _drop_hooks(module)
     for name, ternary in weights.items():
         module = plain.get_submodule(name.removesuffix("weight").removesuffix("."))
+        # Removal edits the class that parametrization made, which deepcopy shares with the original: take a copy first.
+        shared = type(module)
+        module.__class__ = type(shared.__name__, shared.__bases__, dict(vars(shared)))
         parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
         cast(Tensor, module.weight).data.copy_(ternary.dense())
     return plain

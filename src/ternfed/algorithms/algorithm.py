@@ -1,0 +1,224 @@
+"""What an algorithm is: a value made of functions, and the few values they exchange.
+
+A round, whoever carries the bytes (`rounds.py` walks it):
+
+    server: broadcast(server, held) ─▶ Message
+    client: start(Message, memory, draw) ─▶ Local ─▶ training ─▶ finish(Local, Message, memory) ─▶ Message
+    server: the messages' weighted average ─▶ update(server, average, judge) ─▶ next server
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from ternfed.layers import Predicate, ternary_names
+from ternfed.ternary import Quantizer, Ternary
+from ternfed.wire import Kind, Message, Schema, Slot
+
+Weights = dict[str, Tensor]
+"""Tensors of a model by name."""
+
+DOWN = ("round",)
+"""The numbers of every broadcast; the engine fills them in."""
+UP = ("round", "samples", "loss")
+"""The numbers of every upload. With "accuracy" among them, a client also judges the model it received."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A user's model as the algorithms see it: names, shapes, and which weights may be ternary."""
+
+    model: nn.Module
+    """The plain module. Its own tensors are only read, for shapes and for the first weights."""
+    ternary: tuple[str, ...] = ()
+    """Parameters that a ternary algorithm quantizes."""
+
+    @staticmethod
+    def of(model: nn.Module, where: Predicate | None = None) -> Network:
+        """The model with the layers that `ternarize_` would choose."""
+        return Network(model, ternary_names(model, where))
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.model.named_parameters())
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:
+        """Tensors that are not trained but belong to the model: BatchNorm's statistics."""
+        return tuple(name for name, _ in self.model.named_buffers())
+
+    @cached_property
+    def has_statistics(self) -> bool:
+        """Whether there are BatchNorm statistics to be averaged or recomputed."""
+        return any(name.endswith("running_mean") for name in self.buffers)
+
+    def weights(self) -> Weights:
+        """A copy of the model's own tensors, parameters and buffers."""
+        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def schema(
+        self,
+        ternary: tuple[str, ...] = (),
+        numbers: tuple[str, ...] = (),
+        kind: Kind = Kind.FLOAT32,
+        without: tuple[str, ...] = (),
+    ) -> Schema:
+        """The schema of a message with the whole model in it: some slots as trits, other floats as `kind`."""
+
+        def kind_of(name: str, tensor: Tensor) -> Kind:
+            if name in ternary:
+                return Kind.TERNARY
+            return kind if tensor.is_floating_point() and name in self.parameters else Kind(str(tensor.dtype)[6:])
+
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        slots = (
+            Slot(name, tuple(tensor.shape), kind_of(name, tensor))
+            for name, tensor in named.items()
+            if name not in without
+        )
+        return Schema(tuple(slots), numbers)
+
+
+@dataclass(frozen=True)
+class Local:
+    """What one client trains. For ternary layers `weights` holds the latent weights, `factors` their (1,) or (2,)."""
+
+    weights: Weights
+    buffers: Weights
+    factors: Weights = field(default_factory=dict)
+    threshold: float = 0.0
+    """T_k: the threshold factor of this client, in place of the quantizer's."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains: the paper's basic configuration, and what a ternary algorithm adds to it."""
+
+    optimizer: str = "sgd"
+    """`sgd` or `adam`."""
+    rate: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    epochs: int = 5
+    batch: int = 64
+    quantizer: Quantizer | None = None
+    """Of the layers that have factors or latent weights; None trains plain weights."""
+    ternary: tuple[str, ...] = ()
+    latent_rate: float = 1.0
+    """Latent weights learn at so many times the rate."""
+    factor_rate: float = 1.0
+    clip: float | None = None
+    """Latent weights are clipped to [-clip, clip] after each step."""
+    plain_epochs: int = 0
+    """So many first local epochs train without quantization."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that are not trained."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows between rounds. Everything here is saved in a checkpoint."""
+
+    weights: Weights
+    """The global model, parameters and buffers, as the clients get it."""
+    ternary: dict[str, Ternary] = field(default_factory=dict)
+    """The same for the layers that are broadcast as trits this round."""
+    memory: Weights = field(default_factory=dict)
+    """What the algorithm itself must remember: an error residual, say."""
+    facts: Mapping[str, float | str] = field(default_factory=dict)
+    """What the round's record should say: the strategy that ran, the share of changed trits."""
+
+
+Memory = Weights
+"""What a client remembers between rounds, on its own disk when it is a machine of its own."""
+
+Judge = Callable[[Weights], float]
+"""The accuracy (0 to 1) of a model on data held out on the server. Never test data."""
+
+Draw = Callable[[str], torch.Generator]
+"""A fresh generator for a purpose, fixed by the experiment's seed, the round and the client."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who a client is, as far as an algorithm may ask."""
+
+    index: int
+    count: int
+    """Of how many clients in all."""
+    draw: Draw
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What arrived in a round: the average of the messages weighted by samples, and how many there were."""
+
+    average: Weights
+    """Empty when no client sent a model."""
+    numbers: Mapping[str, float]
+    """The weighted mean of the numbers that came with them."""
+    count: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """What the engine lends an algorithm's server half."""
+
+    judge: Judge
+    statistics: Callable[[Weights], Weights]
+    """The weights with BatchNorm statistics recomputed on data held out on the server."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm as a value made of functions."""
+
+    name: str
+    training: Training
+    down: tuple[Schema, ...]
+    """What a broadcast may look like."""
+    up: tuple[Schema, ...]
+    """What an upload may look like."""
+    open: Callable[[Weights], Server]
+    """The server before the first round."""
+    broadcast: Callable[[Server, bool], Message]
+    """What a client gets; the second argument says that it took part in the last round and holds that broadcast."""
+    start: Callable[[Message, Memory, Client], tuple[Local, Memory]]
+    finish: Callable[[Local, Message, Memory, Client], tuple[Message, Memory]]
+    update: Callable[[Server, Uploads, Helpers], Server]
+    reference: Callable[[Message], Mapping[str, Tensor] | None] = lambda message: None
+    """The trits that a broadcast gives both sides, to code uploads and the next broadcast with."""
+    needs_held_out: bool = False
+    """The server half judges models, or recomputes statistics, on data held out on the server."""
+    central: bool = False
+    """All data lies in one place and nothing travels: the baseline."""
+
+
+def as_kind(weights: Weights, network: Network, kind: Kind) -> Weights:
+    """Parameters in the precision they are sent in; buffers as they are."""
+    dtype = {Kind.FLOAT32: torch.float32, Kind.BFLOAT16: torch.bfloat16, Kind.FLOAT16: torch.float16}[kind]
+    return {name: tensor.to(dtype) if name in network.parameters else tensor for name, tensor in weights.items()}
+
+
+def dense_weights(message: Message) -> Weights:
+    """The tensors of a message as a client or server computes with them: ternary made dense, floats as float32."""
+    return {name: _dense(value) for name, value in message.tensors.items()}
+
+
+def _dense(value: Tensor | Ternary) -> Tensor:
+    if isinstance(value, Ternary):
+        return value.dense()
+    return value.float() if value.is_floating_point() else value
+
+
+def split(weights: Weights, network: Network) -> tuple[Weights, Weights]:
+    """(parameters, buffers)."""
+    parameters = {name: weights[name] for name in network.parameters}
+    return parameters, {name: weights[name] for name in network.buffers}

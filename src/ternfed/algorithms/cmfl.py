@@ -1,0 +1,75 @@
+"""CMFL: a client uploads only when its update points where the last global update pointed.
+
+Wang, Wang, Li: CMFL: Mitigating Communication Overhead for Federated Learning, ICDCS 2019. The relevance of an update
+u is the share of its signs that equal those of the last global update ū; below the threshold the client sends a
+notice instead of its model. The threshold is constant, or v₀/√t in round t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import sqrt
+
+import torch
+
+from ternfed.algorithms import fedavg
+from ternfed.algorithms.algorithm import (
+    UP,
+    Algorithm,
+    Client,
+    Local,
+    Memory,
+    Network,
+    Training,
+    Weights,
+    dense_weights,
+)
+from ternfed.algorithms.statistics import Statistics
+from ternfed.wire import Message, Schema
+
+
+class Decay(StrEnum):
+    """How the threshold goes on with the rounds."""
+
+    CONSTANT = "constant"
+    ROOT = "root"
+    """v₀ / √t."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """CMFL's settings."""
+
+    threshold: float = 0.55
+    """v or v₀: the least relevance with which a client uploads."""
+    decay: Decay = Decay.CONSTANT
+    statistics: Statistics = Statistics.AVERAGE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold = {self.threshold}: a relevance from 0 to 1 is needed")
+
+
+def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
+    """FedAvg whose clients may keep an irrelevant update to themselves."""
+    plain = fedavg.algorithm(network, training, fedavg.Settings(statistics=settings.statistics))
+
+    def finish(local: Local, received: Message, memory: Memory, client: Client) -> tuple[Message, Memory]:
+        model = dense_weights(received)
+        last = {name: model[name] - memory[name] for name in network.parameters if name in memory}
+        update = {name: local.weights[name] - model[name] for name in network.parameters}
+        remembered = {name: model[name] for name in network.parameters}
+        limit = settings.threshold / (sqrt(received.numbers["round"]) if settings.decay is Decay.ROOT else 1.0)
+        # Without a last global update, or when it was nothing at all, there is no direction to compare with.
+        if any(bool(part.any()) for part in last.values()) and relevance(update, last) < limit:
+            return Message({}, {}), remembered
+        return plain.finish(local, received, {}, client)[0], remembered
+
+    return replace(plain, name="cmfl", up=(*plain.up, Schema((), UP)), finish=finish)
+
+
+def relevance(update: Weights, last: Weights) -> float:
+    """e(u, ū): the share of elements whose sign is the same in both."""
+    same = sum(int(torch.sum(update[name].sign() == last[name].sign())) for name in update)
+    return same / sum(part.numel() for part in update.values())

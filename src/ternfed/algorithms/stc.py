@@ -1,0 +1,113 @@
+"""STC: sparse ternary updates in both directions, what they leave out fed back into the next one.
+
+Sattler, Wiedemann, Müller, Samek: Robust and Communication-Efficient Federated Learning from Non-IID Data, IEEE TNNLS
+2019. Of an update, the share p of largest size is kept, as the sign times their mean size μ; the rest stays in a
+residual that is added to the next update, on each client and on the server. A client that missed the last broadcast
+gets the whole model in full precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ternfed.algorithms.algorithm import (
+    DOWN,
+    UP,
+    Algorithm,
+    Client,
+    Helpers,
+    Local,
+    Memory,
+    Network,
+    Server,
+    Training,
+    Uploads,
+    Weights,
+    dense_weights,
+    split,
+)
+from ternfed.ternary import Ternary
+from ternfed.wire import Message
+
+
+@dataclass(frozen=True)
+class Settings:
+    """STC's settings."""
+
+    sparsity_up: float = 1 / 400
+    """p of a client's update."""
+    sparsity_down: float = 1 / 400
+    """p of the server's update."""
+
+    def __post_init__(self) -> None:
+        for key in ("sparsity_up", "sparsity_down"):
+            if not 0 < getattr(self, key) <= 1:
+                raise ValueError(f"{key} = {getattr(self, key)}: a share above 0, at most 1, is needed")
+
+
+def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
+    """STC for a network: every parameter's update is ternary, buffers travel as they are."""
+    names = network.parameters
+
+    def broadcast(server: Server, held: bool) -> Message:
+        buffers = {name: server.weights[name] for name in network.buffers}
+        if held and server.ternary:
+            return Message({**server.ternary, **buffers}, {})
+        return Message({name: server.weights[name] for name in (*names, *network.buffers)}, {})
+
+    def start(received: Message, memory: Memory, client: Client) -> tuple[Local, Memory]:
+        parameters, buffers = split(dense_weights(received), network)
+        if any(isinstance(value, Ternary) for value in received.tensors.values()):
+            parameters = {name: memory[f"model/{name}"] + parameters[name] for name in names}
+        model = {f"model/{name}": tensor for name, tensor in parameters.items()}
+        return Local(parameters, buffers), {**memory, **model}
+
+    def finish(local: Local, received: Message, memory: Memory, client: Client) -> tuple[Message, Memory]:
+        update = {name: local.weights[name] - memory[f"model/{name}"] for name in names}
+        sent, residual = compress(add(update, memory), settings.sparsity_up)
+        return Message({**sent, **local.buffers}, {}), {**memory, **residual}
+
+    def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
+        if not uploads.average:
+            return replace(server, ternary={})  # the last update must not be applied twice
+        parameters, buffers = split(uploads.average, network)
+        sent, residual = compress(add(parameters, server.memory), settings.sparsity_down)
+        weights = {name: server.weights[name] + sent[name].dense() for name in names}
+        return Server({**weights, **buffers}, sent, residual)
+
+    return Algorithm(
+        name="stc",
+        training=training,
+        down=(network.schema(names, DOWN), network.schema((), DOWN)),
+        up=(network.schema(names, UP),),
+        open=Server,
+        broadcast=broadcast,
+        start=start,
+        finish=finish,
+        update=update,
+    )
+
+
+def add(update: Weights, memory: Memory) -> Weights:
+    """The update and what earlier ones left out."""
+    return {name: part + memory.get(f"residual/{name}", torch.zeros(())) for name, part in update.items()}
+
+
+def compress(update: Weights, share: float) -> tuple[dict[str, Ternary], Weights]:
+    """The share of largest size as μ · sign, over all tensors together; and what that leaves out."""
+    flat = torch.cat([part.reshape(-1) for part in update.values()])
+    size = flat.abs()
+    count = max(1, round(share * flat.numel()))
+    kept = torch.zeros_like(flat, dtype=torch.bool)
+    kept[size.topk(count).indices] = True
+    scale = size[kept].mean()
+    codes = (flat.sign() * kept).to(torch.int8)
+    parts = torch.split(codes, [part.numel() for part in update.values()])
+    sent = {
+        name: Ternary(part.view(tensor.shape), scale, scale)
+        for (name, tensor), part in zip(update.items(), parts, strict=True)
+    }
+    residual = {f"residual/{name}": tensor - sent[name].dense() for name, tensor in update.items()}
+    return sent, residual

@@ -1,0 +1,245 @@
+"""T-FedAvg: clients train ternary networks (FTTQ), and trits travel in both directions.
+
+Xu, Du, Jin, He, Cheng: Ternary Compression for Communication-Efficient Federated Learning, IEEE TNNLS 2020. The client
+half is Algorithm 1 (FTTQ), the server half Algorithm 2: average the ternary models, quantize the average again, and
+broadcast that (Strategy I) unless it judges more than a tolerance worse than the average itself (Strategy II).
+
+`PRESETS["paper"]` is the letter of the paper. The defaults are what trains best (docs/recipe.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from ternfed.algorithms.algorithm import (
+    DOWN,
+    UP,
+    Algorithm,
+    Client,
+    Helpers,
+    Local,
+    Memory,
+    Network,
+    Server,
+    Training,
+    Uploads,
+    Weights,
+    as_kind,
+    dense_weights,
+    split,
+)
+from ternfed.algorithms.statistics import Statistics, recounts, settle
+from ternfed.ternary import (
+    FactorGradient,
+    Quantizer,
+    Rule,
+    Scale,
+    Ternary,
+    client_factor,
+    normalise,
+    requantize,
+    start_factors,
+    ternary_of,
+)
+from ternfed.wire import Kind, Message
+
+
+class Start(StrEnum):
+    """Where w^q starts in each round."""
+
+    MEAN = "mean"
+    """The mean size of the received weights above the threshold."""
+    ONE = "one"
+
+
+class Latents(StrEnum):
+    """The scale of the latent weights at the start of a round."""
+
+    RECEIVED = "received"
+    NORMALISED = "normalised"
+    """θ / max|θ|: in [-1, 1], so that the rate at which trits flip does not depend on the layer's scale."""
+
+
+class Judging(StrEnum):
+    """Who says whether the quantized broadcast has collapsed."""
+
+    SERVER = "server"
+    """Data held out on the server: quantized against averaged model, before either is sent."""
+    CLIENTS = "clients"
+    """The clients' accuracy of the broadcast they received, against the best they reported so far: a collapse is
+    noticed one round later, and the next broadcast is in full precision."""
+    OFF = "off"
+    """Strategy I in every round."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """T-FedAvg's settings."""
+
+    rule: Rule = Rule.MEAN
+    """Threshold rule on the client: Δ = factor · mean|θ| or factor · max|θ|."""
+    factor: float = 0.7
+    """Threshold factor on the client: T_k, or its lower end when randomised."""
+    randomise: bool = False
+    """Draw T_k anew for each client and round from [factor, factor + 0.01) (eq. tk)."""
+    scale: Scale = Scale.TRAINED
+    """w^q `trained`, a `pair` w_p and w_n trained, or the `mean` of the kept weights."""
+    gradient: FactorGradient = FactorGradient.EXACT
+    start: Start = Start.MEAN
+    latents: Latents = Latents.NORMALISED
+    clip: float | None = 1.0
+    """Latent weights stay in [-clip, clip]; null: they are not clipped."""
+    latent_rate: float = 24.0
+    """Latent weights learn at so many times the learning rate."""
+    factor_rate: float = 0.1
+    keep_latents: bool = False
+    """A client keeps its latent weights between rounds where the broadcast agrees with its own trit."""
+    plain_epochs: int = 0
+    """So many first local epochs train without quantization."""
+    server_rule: Rule = Rule.MEAN
+    server_factor: float = 0.7
+    judging: Judging = Judging.SERVER
+    tolerance: float = 0.03
+    """Strategy II when the quantized model is more than this much accuracy worse."""
+    statistics: Statistics = Statistics.BEST
+    dense: Kind = Kind.FLOAT32
+    """The precision that layers which are not ternary travel in."""
+    send_first: bool = True
+    """False: the first layer is not transmitted, and stays as it was at the start on every side."""
+
+    def __post_init__(self) -> None:
+        Quantizer(self.rule, self.factor)
+        Quantizer(self.server_rule, self.server_factor)
+        for key in ("latent_rate", "factor_rate", "tolerance"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key} = {getattr(self, key)}: at least 0 is needed")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")
+
+
+PRESETS: Mapping[str, Settings] = {
+    "paper": Settings(
+        factor=0.05,
+        randomise=True,
+        gradient=FactorGradient.PAPER,
+        latents=Latents.RECEIVED,
+        clip=None,
+        latent_rate=1.0,
+        factor_rate=1.0,
+        server_rule=Rule.MAX,
+        server_factor=0.05,
+        statistics=Statistics.AVERAGE,
+    )
+}
+
+
+def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
+    """T-FedAvg for a network."""
+    names = network.ternary
+    first = () if settings.send_first else network.parameters[:1]
+    quantizer = Quantizer(settings.rule, settings.factor, settings.scale, settings.gradient)
+    if not names:
+        raise ValueError(
+            "the model has no layer that can be ternary: T-FedAvg needs one between its first and its last"
+        )
+    if settings.plain_epochs >= training.epochs:
+        raise ValueError(
+            f"plain_epochs = {settings.plain_epochs}: fewer than the {training.epochs} local epochs is needed"
+        )
+    if first and first[0] in names:
+        raise ValueError("send_first = false: the first layer is ternary here; leave it out of the ternary layers")
+    known = {name: network.weights()[name] for name in first}
+    numbers = (*UP, "accuracy") if settings.judging is Judging.CLIENTS else UP
+
+    def threshold_of(client: Client) -> float:
+        if not settings.randomise:
+            return settings.factor
+        return client_factor(client.index, client.count, client.draw("threshold"), settings.factor)
+
+    def message_of(weights: Weights, ternary: Mapping[str, Ternary]) -> Message:
+        rest = {name: tensor for name, tensor in weights.items() if name not in ternary and name not in first}
+        return Message({**as_kind(rest, network, settings.dense), **ternary}, {})
+
+    def start(received: Message, memory: Memory, client: Client) -> tuple[Local, Memory]:
+        parameters, buffers = split({**dense_weights(received), **known}, network)
+        local_quantizer = replace(quantizer, factor=threshold_of(client))
+        factors = {}
+        for name in names:
+            started = start_factors(parameters[name], local_quantizer)
+            if started is not None:
+                factors[name] = started if settings.start is Start.MEAN else torch.ones_like(started)
+            if settings.latents is Latents.NORMALISED:
+                parameters[name] = normalise(parameters[name])
+            if settings.keep_latents and f"latent/{name}" in memory:
+                agrees = reference(received)[name] == memory[f"codes/{name}"]
+                parameters[name] = torch.where(agrees, memory[f"latent/{name}"], parameters[name])
+        return Local(parameters, buffers, factors, local_quantizer.factor), memory
+
+    def finish(local: Local, received: Message, memory: Memory, client: Client) -> tuple[Message, Memory]:
+        local_quantizer = replace(quantizer, factor=local.threshold)
+        ternary = {
+            name: ternary_of(local.weights[name], local.factors.get(name), local_quantizer, name) for name in names
+        }
+        if settings.keep_latents:
+            memory = {f"latent/{name}": local.weights[name] for name in names}
+            memory |= {f"codes/{name}": ternary[name].codes for name in names}
+        return message_of({**local.weights, **local.buffers}, ternary), memory
+
+    def reference(broadcast: Message) -> dict[str, Tensor]:
+        return {name: _codes(broadcast.tensors[name], name, settings) for name in names}
+
+    def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
+        if not uploads.average:
+            return server
+        average = {**uploads.average, **known}
+        ternary = {n: requantize(average[n], settings.server_rule, settings.server_factor, n) for n in names}
+        dense = {name: value.dense() for name, value in ternary.items()}
+        full = settle(average, network, settings.statistics, helpers)
+        quantized = settle({**average, **dense}, network, settings.statistics, helpers)
+        best = server.memory.get("best", torch.zeros(()))
+        if settings.judging is Judging.SERVER:
+            collapsed = helpers.judge(quantized) < helpers.judge(full) - settings.tolerance
+        elif settings.judging is Judging.CLIENTS:
+            collapsed = uploads.numbers["accuracy"] < float(best) - settings.tolerance
+            best = torch.maximum(best, torch.tensor(uploads.numbers["accuracy"], dtype=best.dtype))
+        else:
+            collapsed = False
+        memory = {"best": best} if settings.judging is Judging.CLIENTS else {}
+        if collapsed:
+            return Server(full, {}, memory, {"strategy": "II"})
+        return Server(quantized, ternary, memory, {"strategy": "I"})
+
+    return Algorithm(
+        name="tfedavg",
+        training=replace(
+            training,
+            quantizer=quantizer,
+            ternary=names,
+            latent_rate=settings.latent_rate,
+            factor_rate=settings.factor_rate,
+            clip=settings.clip,
+            plain_epochs=settings.plain_epochs,
+            frozen=first,
+        ),
+        down=tuple(network.schema(some, DOWN, settings.dense, first) for some in (names, ())),
+        up=(network.schema(names, numbers, settings.dense, first),),
+        open=lambda weights: Server(weights, facts={"strategy": "II"}),
+        broadcast=lambda server, held: message_of(server.weights, server.ternary),
+        start=start,
+        finish=finish,
+        update=update,
+        reference=reference,
+        needs_held_out=settings.judging is Judging.SERVER or recounts(settings.statistics, network),
+    )
+
+
+def _codes(value: Tensor | Ternary, name: str, settings: Settings) -> Tensor:
+    """The trits of a broadcast layer; of one in full precision, those that the server's rule would give it."""
+    if isinstance(value, Ternary):
+        return value.codes
+    return requantize(value.float(), settings.server_rule, settings.server_factor, name).codes
