@@ -35,7 +35,11 @@ def send(algorithm: Algorithm, server: Server, round: int, held: bool, last: Ref
 
 def receive(algorithm: Algorithm, data: bytes, last: Reference | None) -> Broadcast:
     """Client: what the bytes say. The server receives its own broadcast too, to know what the clients know."""
-    message = _decode(data, algorithm.down, last)
+    return broadcast_of(algorithm, _decode(data, algorithm.down, last))
+
+
+def broadcast_of(algorithm: Algorithm, message: Message) -> Broadcast:
+    """A decoded broadcast with what follows from it."""
     codes = algorithm.reference(message)
     return Broadcast(message, codes, None if codes is None else reference_of(codes, _ternary_schema(algorithm.up)))
 
