@@ -168,6 +168,8 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "WrongFrame/claims-an-exabyte": lambda: rebuilt("zstd", trits=claims(2**60)),
     "WrongFrame/claims-right-holds-less": lambda: rebuilt("zstd", trits=claims(22)),
     "WrongFrame/size-not-stated": lambda: rebuilt("zstd", trits=frame(b"\x79" * 22, write_content_size=0)),
+    "WrongFrame/huge-window-cut": lambda: rebuilt("zstd", trits=bytes([0x80, 0xF8]) + struct.pack("<I", 22) + b"\x03"),
+    "WrongFrame/large-window-cut": lambda: rebuilt("zstd", trits=bytes([0x80, 0x88]) + struct.pack("<I", 22) + b"\x03"),
     "WrongFrame/empty": lambda: rebuilt("zstd", trits=b""),
     "WrongFrame/two-frames": lambda: rebuilt("zstd", trits=section("zstd", "trits") * 2),
     "WrongFrame/cut": lambda: rebuilt("zstd", trits=section("zstd", "trits")[:-1]),

@@ -1,5 +1,6 @@
 """Whatever arrives, `decode` returns a valid message or raises the `WireError` that says which check failed."""
 
+import importlib.util
 import struct
 import tracemalloc
 from pathlib import Path
@@ -239,3 +240,17 @@ def test_models_whose_counts_belong_to_other_trits_are_refused():
             refused += 1
     assert refused > 250
     assert other_codes(message, 0, 0.1).keys() == reference.keys()
+
+
+def test_a_short_run_of_the_fuzzer_finds_nothing():
+    """The long one is `python benchmarks/fuzz_wire.py`: the same mutations, a million of them."""
+    path = Path(__file__).parents[2] / "benchmarks" / "fuzz_wire.py"
+    spec = importlib.util.spec_from_file_location("fuzz_wire", path)
+    fuzz = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fuzz)
+    outcomes, _, _ = fuzz.run(5_000, seed=7, sample=20)
+    assert sum(outcomes.values()) == 5_000
+    reached = {
+        error.__name__ for error in vars(wire).values() if isinstance(error, type) and issubclass(error, WireError)
+    }
+    assert set(outcomes) >= reached - {"WireError", "MessageError", "MissingReference"}

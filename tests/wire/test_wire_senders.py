@@ -46,6 +46,7 @@ def test_a_ternary_tensor_that_does_not_fit_is_named(mistake, codec):
         torch.ones(41),
         torch.ones(40).to_sparse(),
         ternary(np.ones(40, np.int8)),
+        np.ones(40, np.float32),
     ],
 )
 def test_a_dense_tensor_that_does_not_fit_is_named(value):
@@ -60,6 +61,8 @@ def test_extra_tensors_and_numbers_and_missing_numbers_are_named():
         encode(Message(MESSAGE.tensors, {"samples": 1.0}), SCHEMA)
     with pytest.raises(MessageError, match="round"):
         encode(Message(MESSAGE.tensors, {**MESSAGE.numbers, "round": 1.0}), SCHEMA)
+    with pytest.raises(MessageError, match="loss"):
+        encode(Message(MESSAGE.tensors, {**MESSAGE.numbers, "loss": None}), SCHEMA)
 
 
 def test_an_unknown_codec_is_named_with_those_that_exist():

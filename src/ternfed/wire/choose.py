@@ -33,6 +33,6 @@ def _zstd_estimate(trits: Trits) -> float:
     total = 0
     for start in (0, (length - SAMPLE) // 2, length - SAMPLE):
         part = slice(start, start + SAMPLE)
-        reference = trits.reference and Reference(trits.reference.codes[part], (SAMPLE,))
+        reference = trits.reference and Reference(trits.reference.codes[part], (SAMPLE,), keep=False)
         total += len(zstd.encode(Trits(trits.codes[part], (SAMPLE,), reference)))
     return total * length / (3 * SAMPLE)

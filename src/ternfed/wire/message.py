@@ -177,11 +177,16 @@ def check(message: Message, schema: Schema) -> None:
     ):
         if have != want:
             raise MessageError(f"{kind}s missing: {sorted(want - have)}; not in the schema: {sorted(have - want)}")
+    for name, number in message.numbers.items():
+        if not isinstance(number, int | float):
+            raise MessageError(f"{name}: a number is wanted, not {type(number).__name__}")
     for slot in schema.slots:
         value = message.tensors[slot.name]
         if isinstance(value, Ternary) != (slot.kind is Kind.TERNARY):
             raise MessageError(f"{slot.name}: the schema says {slot.kind}, this is a {type(value).__name__}")
         tensor = value.codes if isinstance(value, Ternary) else value
+        if not isinstance(tensor, Tensor):
+            raise MessageError(f"{slot.name}: a torch tensor is wanted, not {type(tensor).__name__}")
         if tuple(tensor.shape) != slot.shape:
             raise MessageError(f"{slot.name}: shape {tuple(tensor.shape)}, the schema says {slot.shape}")
         if tensor.layout is not torch.strided:
@@ -252,7 +257,7 @@ def _as_reference(reference: References | None, schema: Schema) -> Reference | N
     if reference is None:
         return None
     if not isinstance(reference, Reference):
-        return reference_of(reference, schema)
+        return reference_of(reference, schema, keep=False)
     if reference.sizes != schema.sizes:
         raise MessageError("the reference was made for another schema")
     return reference

@@ -16,16 +16,20 @@ from ternfed.wire.errors import MessageError
 from ternfed.wire.schema import Message, Schema
 from ternfed.wire.trits import SPAN, VALUES, Codes, count, flat_codes, pack
 
-_KEEP = 1 << 23
-"""References up to this many trits keep the places of each value, 8 bytes a trit, for the next message."""
+_MOST_KEPT = 1 << 23
+"""References beyond this many trits look for the places of a value each time: 8 bytes a trit would be too many."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Trits that both sides hold: the codes of every ternary slot end to end, and a digest of them."""
+    """Trits that both sides hold: the codes of every ternary slot end to end, and a digest of them.
+
+    One that serves for many messages keeps, once found, the digest and the places of each value.
+    """
 
     codes: Codes
     sizes: tuple[int, ...]
+    keep: bool = True
 
     @cached_property
     def digest(self) -> bytes:
@@ -49,7 +53,7 @@ class Reference:
         """Where each block's trits lie, value by value: the block, the places in it, their place when ordered."""
         end = 0
         for column, value in enumerate(VALUES):
-            places = self._kept[column] if len(self.codes) <= _KEEP else self._places(value)
+            places = self._kept[column] if self.keep and len(self.codes) <= _MOST_KEPT else self._places(value)
             for block, inside in enumerate(places):
                 start, end = end, end + len(inside)
                 yield slice(block * SPAN, (block + 1) * SPAN), inside, slice(start, end)
@@ -94,8 +98,11 @@ def runs_of(sizes: tuple[int, ...], reference: Reference | None) -> NDArray[np.i
     return np.array([sizes], np.int64) if reference is None else reference.runs
 
 
-def reference_of(source: Message | Mapping[str, Tensor | Ternary], schema: Schema) -> Reference:
-    """The reference that a message, or a mapping from names to codes, gives to the ternary slots of a schema."""
+def reference_of(source: Message | Mapping[str, Tensor | Ternary], schema: Schema, *, keep: bool = True) -> Reference:
+    """The reference that a message, or a mapping from names to codes, gives to the ternary slots of a schema.
+
+    Make it once for the many messages that are coded with it. `keep=False` saves its 8 bytes a trit if there is one.
+    """
     tensors = source.tensors if isinstance(source, Message) else source
     parts = []
     for slot in schema.ternary:
@@ -108,4 +115,4 @@ def reference_of(source: Message | Mapping[str, Tensor | Ternary], schema: Schem
     # A copy in every case: the reference must not change when the model it was taken from trains on.
     codes = np.concatenate(parts) if parts else np.empty(0, np.int8)
     codes.flags.writeable = False
-    return Reference(codes, schema.sizes)
+    return Reference(codes, schema.sizes, keep)

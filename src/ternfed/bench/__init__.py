@@ -1,0 +1,1 @@
+"""Benchmarks, each a module with `run` and `table`: ratios measured side by side in one run."""

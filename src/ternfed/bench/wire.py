@@ -1,0 +1,446 @@
+"""How small and how fast the wire is, against entropy, memcpy and what others do with the same trits.
+
+Everything is measured in one run, on one thread, and speeds are megabytes of int8 trits a second: a megabyte is a
+million weights. `python -m ternfed.bench.wire` prints the page.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import floor, log, log2
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import zstandard
+from numpy.typing import NDArray
+
+from ternfed.ternary import Ternary
+from ternfed.wire import Message, Schema, ans, base3, decode, encode, read_header, reference_of, schema_of, zstd
+from ternfed.wire.reference import Reference, Trits
+from ternfed.wire.trits import Codes
+
+SHARES = (0.002, 0.03, 0.33, 0.7, 0.99)
+DRIFTS = (0.5, 0.1, 0.01, 0.001, 0.0001, 0.00001)
+RESNET_TRITS = 602_112
+EPOCH_STEPS = 157
+"""Steps of 64 images in one of five equal parts of CIFAR-10."""
+
+Anything = TypeVar("Anything")
+
+
+@dataclass(frozen=True)
+class CodecRow:
+    """One codec on i.i.d. trits with one share of zeros."""
+
+    codec: str
+    zeros: float
+    entropy: float
+    bits: float
+    encode: float
+    """MB/s"""
+    decode: float
+    """MB/s"""
+    memcpy: float
+    """MB/s, in the same run"""
+
+
+@dataclass(frozen=True)
+class ReferenceRow:
+    """One message of ResNet18*'s size given trits that both sides hold: bits a weight in each way of coding it."""
+
+    drift: float
+    changed: float
+    entropy: float
+    conditional: float
+    contexts: float
+    difference: float
+    zstd: float
+    golomb: float
+    encode: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class MessageRow:
+    """A whole message: bytes, what of them is header and model, and what it takes to write and read it."""
+
+    name: str
+    trits: int
+    dense: int
+    bytes: int
+    overhead: float
+    """Bytes beyond the conditional entropy of the trits and the dense section, scales and numbers included."""
+    ratio: float
+    """How many times smaller than float32."""
+    encode_ms: float
+    decode_ms: float
+    memory: float
+    """Peak extra memory of the worse direction, in trits."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A promise of docs/wire.md and what was measured."""
+
+    what: str
+    promised: str
+    measured: str
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that `table` prints."""
+
+    size: int
+    codecs: tuple[CodecRow, ...]
+    references: tuple[ReferenceRow, ...]
+    messages: tuple[MessageRow, ...]
+    targets: tuple[Target, ...]
+
+
+def run(size: int = 50_000_000, *, repeats: int = 3, epoch: bool = True) -> Report:
+    """Measure everything on arrays of `size` trits; `epoch` also times training steps of ResNet18*."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        codecs = tuple(row for zeros in SHARES for row in codec_rows(size, zeros, repeats))
+        references = tuple(reference_row(drift, repeats) for drift in DRIFTS)
+        messages = (*message_rows(repeats),)
+        return Report(size, codecs, references, messages, tuple(targets(codecs, references, messages, epoch)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def codec_rows(size: int, zeros: float, repeats: int) -> list[CodecRow]:
+    """Every codec on the same i.i.d. trits."""
+    rng = np.random.default_rng(0)
+    codes = draw(rng, size, zeros)
+    target = np.empty_like(codes)
+    target[:] = 0
+    memcpy = size / best(lambda: np.copyto(target, codes), repeats + 2)[0] / 1e6
+    entropy = ans.entropy_bits(np.array(np.unique(codes, return_counts=True)[1])) / size
+    rows = []
+    for name, most, write, read in _codecs():
+        part = codes[:most] if most else codes
+        seconds, data = best(partial(write, part), 1 if most else repeats)
+        back_seconds, back = best(partial(read, data, len(part)), 1 if most else repeats)
+        if not np.array_equal(back, part):
+            raise AssertionError(f"{name} changed its trits")
+        bits = 8 * len(data) / len(part)
+        rate, back_rate = len(part) / seconds / 1e6, len(part) / back_seconds / 1e6
+        rows.append(CodecRow(name, zeros, entropy, bits, rate, back_rate, memcpy))
+    return rows
+
+
+def reference_row(drift: float, repeats: int, size: int = RESNET_TRITS) -> ReferenceRow:
+    """Gaussian weights that moved by `drift` standard deviations, a third of them under the threshold."""
+    rng = np.random.default_rng(1)
+    latent = rng.normal(size=size)
+    before, codes = (cut(latent + shift) for shift in (0.0, drift * rng.normal(size=size)))
+    reference = Reference(before, (size,))
+    given = Trits(codes, (size,), reference)
+    difference = ((codes - before + 1) % 3 - 1).astype(np.int8)
+    ans.encode(given)  # the reference's places are found once for many messages
+    seconds, data = best(lambda: ans.encode(Trits(codes, (size,), reference)), 3 * repeats)
+    view = memoryview(data)
+    back_seconds, _ = best(lambda: ans.decode(view, (size,), reference), 3 * repeats)
+    return ReferenceRow(
+        drift=drift,
+        changed=float(np.count_nonzero(difference)) / size,
+        entropy=ans.entropy_bits(given.counts.sum(axis=(0, 1))) / size,
+        conditional=ans.entropy_bits(given.counts) / size,
+        contexts=8 * len(data) / size,
+        difference=8 * len(ans.encode(Trits(difference, (size,)))) / size,
+        zstd=8 * len(zstd.encode(given)) / size,
+        golomb=golomb_bits(difference) / size,
+        encode=size / seconds / 1e6,
+        decode=size / back_seconds / 1e6,
+    )
+
+
+def message_rows(repeats: int) -> list[MessageRow]:
+    """Uploads of the paper's MLP and of ResNet18*, early and late in a run, and one of 10⁷ weights."""
+    late = 0.0001
+    return [
+        message_row("MLP", [(20, 30)], [(30, 784), (10, 20)], 0.1, repeats),
+        message_row("ResNet18*, trits moving", _resnet_shapes(), _resnet_others(), 0.3, repeats),
+        message_row("ResNet18*, trits settled", _resnet_shapes(), _resnet_others(), late, repeats),
+        message_row("10⁷ weights, no reference", [(5_000, 1_000), (1_000, 5_000)], [(1_000,)], None, repeats),
+    ]
+
+
+def message_row(
+    name: str, ternary: Sequence[tuple[int, ...]], dense: Sequence[tuple[int, ...]], drift: float | None, repeats: int
+) -> MessageRow:
+    """One upload with these shapes; without `drift` there is no reference."""
+    rng = np.random.default_rng(2)
+    tensors: dict[str, torch.Tensor | Ternary] = {}
+    before: dict[str, torch.Tensor] = {}
+    for number, shape in enumerate(ternary):
+        latent = rng.normal(size=shape)
+        before[f"t{number}"] = torch.from_numpy(cut(latent))
+        codes = torch.from_numpy(cut(latent + (drift or 0) * rng.normal(size=shape)))
+        tensors[f"t{number}"] = Ternary(codes, *torch.tensor([0.05 + 0.01 * number] * 2))
+    for number, shape in enumerate(dense):
+        tensors[f"d{number}"] = torch.from_numpy(rng.normal(0, 0.05, shape).astype(np.float32))
+    message = Message(tensors, {"samples": 600.0, "loss": 0.5})
+    schema = schema_of(message)
+    reference = None if drift is None else reference_of(before, schema)
+    data = encode(message, schema, reference=reference)
+    seconds, _ = best(lambda: encode(message, schema, reference=reference), 3 * repeats)
+    back_seconds, _ = best(lambda: decode(data, schema, reference=reference), 3 * repeats)
+    memory = max(
+        peak(lambda: encode(message, schema, reference=reference)),
+        peak(lambda: decode(data, schema, reference=reference)),
+    )
+    floats = schema.size - 4 * schema.trits
+    return MessageRow(
+        name=name,
+        trits=schema.trits,
+        dense=floats,
+        bytes=len(data),
+        overhead=_overhead(data, message, schema, reference),
+        ratio=schema.size / len(data),
+        encode_ms=1e3 * seconds,
+        decode_ms=1e3 * back_seconds,
+        memory=max(0, memory - 3 * floats) / schema.trits,
+    )
+
+
+def _overhead(data: bytes, message: Message, schema: Schema, reference: Reference | None) -> float:
+    """Bytes beyond the entropy, the dense section as it would be alone, four bytes a scale and eight a number."""
+    dense = Message({name: value for name, value in message.tensors.items() if not isinstance(value, Ternary)})
+    empty = Message({}, {})
+    alone = len(encode(dense, schema_of(dense))) - len(encode(empty, schema_of(empty)))
+    codes = np.concatenate([message.tensors[slot.name].codes.numpy().reshape(-1) for slot in schema.ternary])  # type: ignore[union-attr]
+    used = reference if read_header(data).reference else None
+    counts = Trits(codes, schema.sizes, used).counts.sum(axis=1)
+    return len(data) - alone - 4 * len(schema.ternary) - 8 * len(schema.numbers) - ans.entropy_bits(counts) / 8
+
+
+def targets(
+    codecs: Sequence[CodecRow], references: Sequence[ReferenceRow], messages: Sequence[MessageRow], epoch: bool
+) -> list[Target]:
+    """The promises, each with its worst case."""
+    mine = [row for row in codecs if row.codec == "ans"]
+    packed = [row for row in codecs if row.codec == "base3"]
+    above = max(row.bits / row.entropy for row in mine) - 1
+    # 64 bytes of a message of this size, in bits a weight, are promised for headers.
+    given = max((row.contexts - 64 * 8 / RESNET_TRITS) / row.conditional for row in references) - 1
+    writes, reads = min(row.encode / row.memcpy for row in packed), min(row.decode / row.memcpy for row in packed)
+    headers, memory = max(row.overhead for row in messages), max(row.memory for row in messages[1:])
+    out = [
+        Target("`ans` above entropy, worst share of zeros", "≤ 1%", f"{above:.2%}", above <= 0.01),
+        Target("given a reference, above conditional entropy + 64 bytes", "≤ 1%", f"{given:.2%}", given <= 0.01),
+        Target("header and model of a message", "≤ 64 bytes", f"{headers:.0f} bytes", headers <= 64),
+        Target("`base3` encoding / memcpy", "≥ 0.3", f"{writes:.2f}", writes >= 0.3),
+        Target("`base3` decoding / memcpy", "≥ 0.1", f"{reads:.2f}", reads >= 0.1),
+        _rate("`ans` encoding", 300, min(row.encode for row in mine)),
+        _rate("`ans` decoding", 150, min(row.decode for row in mine)),
+        Target("peak extra memory / trits", "≤ 3", f"{memory:.2f}", memory <= 3),
+    ]
+    if epoch:
+        upload = max(row.encode_ms for row in messages if "ResNet" in row.name) / 1e3
+        share = upload / (EPOCH_STEPS * resnet_step())
+        out.append(Target("encoding ResNet18*'s upload / one local epoch", "≤ 1%", f"{share:.4%}", share <= 0.01))
+    return out
+
+
+def _rate(what: str, promised: float, measured: float) -> Target:
+    return Target(what, f"≥ {promised:.0f} MB/s", f"{measured:.0f} MB/s", measured >= promised)
+
+
+def resnet_step() -> float:
+    """Seconds of one training step of ResNet18* on 64 images of 32×32, without quantization: the quickest there is."""
+    from ternfed.models import resnet18
+
+    model = resnet18()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    images, labels = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(model(images), labels))
+        optimizer.step()
+
+    return best(step, 2)[0]
+
+
+def golomb_bits(codes: Codes) -> int:
+    """Size of the sparse code of STC (Sattler et al. 2019): Golomb-coded gaps, one bit a sign, 5 for the parameter."""
+    places = np.flatnonzero(codes)
+    if not len(places):
+        return 5
+    share = min(len(places) / len(codes), 0.999)
+    golden = (5**0.5 - 1) / 2
+    low_bits = max(0, 1 + floor(log2(log(golden) / log(1 - share))))
+    gaps = np.diff(places, prepend=-1) - 1
+    return int((gaps >> low_bits).sum()) + len(places) * (low_bits + 2) + 5
+
+
+def draw(rng: np.random.Generator, size: int, zeros: float) -> Codes:
+    """i.i.d. trits, a million at a time so that the doubles behind them stay few."""
+    out = np.empty(size, np.int8)
+    for start in range(0, size, 1_000_000):
+        part = out[start : start + 1_000_000]
+        part[:] = rng.integers(0, 2, len(part), np.int8) * 2 - 1
+        part[rng.random(len(part)) < zeros] = 0
+    return out
+
+
+def cut(latent: NDArray[np.float64]) -> Codes:
+    """Trits of weights of unit variance: a third of them lies within ±0.43."""
+    return (np.sign(latent) * (np.abs(latent) > 0.43)).astype(np.int8)
+
+
+def best(call: Callable[[], Anything], repeats: int) -> tuple[float, Anything]:
+    """The least CPU time of several calls, in seconds, and what the last returned: other programs do not count."""
+    times = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        result = call()
+        times.append(time.thread_time() - start)
+    return min(times), result
+
+
+def peak(call: Callable[[], object]) -> int:
+    """Most bytes that Python and numpy hold at once during a call, beyond what they held before it."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _codecs() -> list[tuple[str, int, Callable[[Codes], bytes], Callable[[bytes, int], Codes]]]:
+    """Name, most trits it is given (0: all), writer, reader."""
+    out: list[tuple[str, int, Callable[[Codes], bytes], Callable[[bytes, int], Codes]]] = [
+        (name, 0, _writer(codec), _reader(codec)) for name, codec in (("base3", base3), ("zstd", zstd), ("ans", ans))
+    ]
+    out += [("2 bits", 0, _two_bits, _from_two_bits), ("zstd alone", 0, _zstd_alone, _from_zstd_alone)]
+    try:
+        from nncodec.extensions import deepCABAC
+    except ImportError:
+        return out
+    return [*out, ("nncodec", 2_000_000, *_nncodec(deepCABAC))]
+
+
+def _writer(codec: Any) -> Callable[[Codes], bytes]:
+    return lambda codes: codec.encode(Trits(codes, (len(codes),)))
+
+
+def _reader(codec: Any) -> Callable[[bytes, int], Codes]:
+    return lambda data, size: codec.decode(memoryview(data), (size,), None)
+
+
+def _two_bits(codes: Codes) -> bytes:
+    """The paper's count: four trits a byte, planar in blocks as base-3 is."""
+    out = np.empty(-(-len(codes) // 4), np.uint8)
+    for start, stop in pairwise([*range(0, len(out), 1 << 16), len(out)]):
+        part = np.zeros(4 * (stop - start), np.int8)
+        piece = codes[4 * start : 4 * stop]
+        part[: len(piece)] = piece
+        rows = (part & 3).view(np.uint8).reshape(4, -1)
+        out[start:stop] = rows[0] | rows[1] << 2 | rows[2] << 4 | rows[3] << 6
+    return out.tobytes()
+
+
+def _from_two_bits(data: bytes, size: int) -> Codes:
+    packed, out = np.frombuffer(data, np.uint8), np.empty(4 * len(data), np.int8)
+    for start, stop in pairwise([*range(0, len(packed), 1 << 16), len(packed)]):
+        rows = out[4 * start : 4 * stop].reshape(4, -1)
+        for place in range(4):
+            # Up to the sign bit and back: 3 becomes -1.
+            rows[place] = (packed[start:stop] << (6 - 2 * place)).view(np.int8) >> 6
+    return out[:size]
+
+
+def _zstd_alone(codes: Codes) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(codes.data)
+
+
+def _from_zstd_alone(data: bytes, size: int) -> Codes:
+    return np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.int8)
+
+
+def _nncodec(cabac: Any) -> tuple[Callable[[Codes], bytes], Callable[[bytes, int], Codes]]:
+    """DeepCABAC of the MPEG standard, its entropy coder alone: no quantization, no headers."""
+    off = (cabac.HdspMode.AlwaysOff, np.zeros(2, np.int8))
+
+    def write(codes: Codes) -> bytes:
+        coder = cabac.Encoder()
+        coder.initCtxModels(10, 0)
+        coder.encodeLayer(codes.astype(np.int32)[None], 0, 0, 0, 0, 0, np.zeros(1, np.int32), *off, 0, 0)
+        return bytes(coder.finish())
+
+    def read(data: bytes, size: int) -> Codes:
+        coder = cabac.Decoder()
+        coder.setStream(np.frombuffer(data, np.uint8))
+        coder.initCtxModels(10)
+        out: NDArray[np.int32] = np.zeros((1, size), np.int32)
+        coder.decodeLayer(out, 0, 0, 0, 0, *off, 0, 0)
+        return out.reshape(-1).astype(np.int8)
+
+    return write, read
+
+
+def _resnet_shapes() -> list[tuple[int, ...]]:
+    return [(64, 64, 3, 3)] * 16 + [(64, 64)] * 3
+
+
+def _resnet_others() -> list[tuple[int, ...]]:
+    """Stem, classifier, and scale, shift, mean and variance of twenty batch normalizations."""
+    return [(64, 3, 3, 3), (10, 64), (10,)] + [(64,)] * 80
+
+
+def table(report: Report) -> str:
+    """The report as the Markdown of docs/wire.md."""
+    lines = [f"{report.size:,} i.i.d. trits, bits a weight and MB/s of trits encoding / decoding:", ""]
+    shares = sorted({row.zeros for row in report.codecs})
+    lines += _row("codec", *(f"{zeros:.1%} zeros" for zeros in shares)) + _row(*["---"] * (1 + len(shares)))
+    found = {(row.codec, row.zeros): row for row in report.codecs}
+    firsts = [found["ans", zeros] for zeros in shares]
+    lines += _row("entropy", *(f"{row.entropy:.4f}" for row in firsts))
+    for name in dict.fromkeys(row.codec for row in report.codecs):
+        rows = [found[name, zeros] for zeros in shares]
+        lines += _row(f"`{name}`", *(f"{r.bits:.4f} · {r.encode:,.0f} / {r.decode:,.0f}" for r in rows))
+    lines += _row("memcpy", *(f"{row.memcpy:,.0f}" for row in firsts))
+    lines += ["", f"{RESNET_TRITS:,} trits given a reference, bits a weight (MB/s of `ans` at the end):", ""]
+    lines += _row(
+        *("drift", "changed", "entropy", "conditional", "`ans`, contexts", "`ans`, difference", "`zstd`", "Golomb"),
+        "encode / decode",
+    )
+    lines += _row(*["---"] * 9)
+    for given in report.references:
+        sizes = (given.entropy, given.conditional, given.contexts, given.difference, given.zstd, given.golomb)
+        speeds = f"{given.encode:,.0f} / {given.decode:,.0f}"
+        lines += _row(f"{given.drift:g}σ", f"{given.changed:.4%}", *(f"{bits:.5f}" for bits in sizes), speeds)
+    lines += ["", "Whole messages:", ""]
+    lines += _row(
+        "upload", "trits", "dense bytes", "bytes", "header and model", "float32 /", "encode", "decode", "memory"
+    )
+    lines += _row(*["---"] * 9)
+    for row in report.messages:
+        numbers = (f"{row.trits:,}", f"{row.dense:,}", f"{row.bytes:,}", f"{row.overhead:.0f}", f"{row.ratio:.1f}")
+        memory = f"{row.memory:.2f} × trits" if row.trits > 100_000 else "–"
+        lines += _row(row.name, *numbers, f"{row.encode_ms:.2f} ms", f"{row.decode_ms:.2f} ms", memory)
+    lines += ["", *_row("promise", "", "measured", ""), *_row(*["---"] * 4)]
+    for target in report.targets:
+        lines += _row(target.what, target.promised, target.measured, "kept" if target.kept else "**missed**")
+    return "\n".join(lines)
+
+
+def _row(*cells: str) -> list[str]:
+    return [f"| {' | '.join(cells)} |"]
+
+
+if __name__ == "__main__":
+    print(table(run()))
