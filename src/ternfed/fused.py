@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import groupby
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,16 +20,19 @@ from torch import Tensor
 
 from ternfed.ternary import FactorGradient, Quantizer, Rule, Scale
 
+MOST_RUNS = 8
+"""On a GPU, up to so many runs of equal layers are reduced as matrices, which is faster than `segment_reduce`."""
+
 
 class Trace(NamedTuple):
     """What the backward half needs from the forward half; flat, n elements in s segments."""
 
     kept: Tensor
-    """(n,) bool: where the code is not 0."""
+    """(n,) or (s, n/s), like the next two: 1 where the code is not 0, else 0."""
     codes: Tensor
-    """(n,) in the dtype of the weights."""
+    """In the dtype of the weights."""
     scale: Tensor
-    """(n,) or, for one segment, (1,): the size of each kept weight."""
+    """The size of each kept weight, or (s, 1)."""
     factors: Tensor | None
     """(s,) or (2s,)."""
     shapes: tuple[torch.Size, ...]
@@ -37,75 +41,127 @@ class Trace(NamedTuple):
 
 
 def quantize_all(
-    latents: Sequence[Tensor], factors: Sequence[Tensor], quantizer: Quantizer, *, batched: bool = False
+    latents: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    quantizer: Quantizer,
+    *,
+    batched: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """θ^t of many layers, differentiable: the list version of `ternary.quantize`.
 
     `factors` holds (1,) or (2,) a layer, and nothing at all for the scale `mean`. With `batched`, every latent has
-    shape (clients, …) and every factor (clients, 1 or 2).
+    shape (clients, …) and every factor (clients, 1 or 2). `dtype` rounds the result, all layers in one kernel.
     """
-    return list(_QuantizeAll.apply(quantizer, batched, len(latents), *latents, *factors))  # type: ignore[no-untyped-call]
+    # The order of a layer's elements does not matter here, so that of their memory, which takes no copies, is best.
+    last = [not batched and _is_channels_last(latent) for latent in latents]
+    moved = [latent.movedim(1, -1) if flag else latent for latent, flag in zip(latents, last, strict=True)]
+    weights = _QuantizeAll.apply(quantizer, batched, dtype, len(latents), *moved, *factors)  # type: ignore[no-untyped-call]
+    return [weight.movedim(-1, 1) if flag else weight for weight, flag in zip(weights, last, strict=True)]
 
 
 def forward(
-    latents: Sequence[Tensor], factors: Sequence[Tensor], quantizer: Quantizer, *, batched: bool = False
+    latents: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    quantizer: Quantizer,
+    *,
+    batched: bool = False,
+    thresholds: Tensor | None = None,
 ) -> tuple[list[Tensor], Trace]:
-    """The ternary weights of every layer, and the trace its `backward` reads."""
+    """The ternary weights of every layer, and the trace its `backward` reads.
+
+    `thresholds`, (clients,), gives each client a factor of its own (T_k) in place of the quantizer's.
+    """
     shapes = tuple(latent.shape for latent in latents)
-    flat = _join(latents, batched)
+    joined = _join(factors, batched) if factors else None
+    weights, trace = forward_flat(_join(latents, batched), joined, shapes, quantizer, batched, thresholds)
+    return _split(weights, shapes, batched), trace
+
+
+def forward_flat(
+    flat: Tensor,
+    factors: Tensor | None,
+    shapes: tuple[torch.Size, ...],
+    quantizer: Quantizer,
+    batched: bool = False,
+    thresholds: Tensor | None = None,
+) -> tuple[Tensor, Trace]:
+    """`forward` of layers that lie end to end already: (n,) latent weights, (s,) or (2s,) factors."""
     segments = _segments(shapes, batched, flat.device)
+    flat = segments.lay(flat)
     size = flat.abs()
-    delta = segments.reduce(size, "amax" if quantizer.rule is Rule.MAX else "mean") * quantizer.factor
-    kept = size > segments.spread(delta)
-    codes = flat.sign() * kept
-    joined = None
+    delta = segments.reduce(size, "amax" if quantizer.rule is Rule.MAX else "mean")
+    delta.view(-1, len(shapes)).mul_(quantizer.factor if thresholds is None else thresholds.unsqueeze(1))
+    # Masks are 0 and 1 in the dtype of the weights: mixing bool and float takes several times as long.
+    kept = torch.gt(size, segments.spread(delta), out=torch.empty_like(size))
+    codes = torch.copysign(kept, flat)
     if quantizer.scale is Scale.MEAN:
-        count = segments.reduce(kept.to(flat.dtype), "sum").clamp_min(1)
-        scale = segments.spread(segments.reduce(size * kept, "sum") / count)
+        count = segments.reduce(kept, "sum").clamp_min(1)
+        scale = segments.spread(segments.dot(size, kept) / count)
+    elif factors is None:
+        raise ValueError(f"the scale '{quantizer.scale}' trains factors: start_factors(latent, quantizer) makes them")
     elif quantizer.scale is Scale.TRAINED:
-        joined = _join(factors, batched)
-        scale = segments.spread(joined)
+        scale = segments.spread(factors)
     else:
-        joined = _join(factors, batched)
-        pair = joined.view(-1, 2)
-        scale = torch.where(codes > 0, segments.spread(pair[:, 0]), segments.spread(pair[:, 1])).abs()
-    trace = Trace(kept, codes, scale, joined, shapes, batched, quantizer)
-    return _split(codes * scale, shapes, batched), trace
+        positive, negative = (segments.spread(part) for part in factors.view(-1, 2).abs().unbind(1))
+        scale = _chosen(codes.clamp_min(0), positive, negative)
+    return (codes * scale).view(-1), Trace(kept, codes, scale, factors, shapes, batched, quantizer)
 
 
 def backward(trace: Trace, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """From ∂J/∂θ^t of every layer to the gradients of its latent weights (eq. grad_fp) and of its factors."""
-    flat = _join(gradients, trace.batched)
-    segments = _segments(trace.shapes, trace.batched, flat.device)
-    latents = flat if trace.quantizer.straight else torch.where(trace.kept, flat * trace.scale, flat)
+    latents, factors = backward_flat(trace, _join(gradients, trace.batched))
     split = _split(latents, trace.shapes, trace.batched)
-    if trace.factors is None:
+    if factors is None:
         return split, []
+    width = 2 if trace.quantizer.scale is Scale.PAIR else 1
+    lead = trace.shapes[0][:1] if trace.batched else torch.Size()
+    return split, _split(factors, ((*lead, width),) * len(trace.shapes), trace.batched)
+
+
+def backward_flat(trace: Trace, flat: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`backward` of layers that lie end to end: (n,) and (s,) or (2s,)."""
+    segments = _segments(trace.shapes, trace.batched, flat.device)
+    flat = segments.lay(flat.to(trace.codes.dtype))
+    latents = flat if trace.quantizer.straight else _chosen(trace.kept, flat * trace.scale, flat)
+    if trace.factors is None or trace.quantizer.scale is Scale.MEAN:
+        return latents.view(-1), None
     if trace.quantizer.scale is Scale.PAIR:
-        plus = segments.dot(flat, (trace.codes > 0).to(flat.dtype))
+        plus = segments.dot(flat, trace.codes.clamp_min(0))
         both = segments.dot(flat, trace.codes)
         summed = torch.stack((plus, both - plus), dim=1).view(-1) * trace.factors.sign()
     elif trace.quantizer.gradient is FactorGradient.PAPER:
-        summed = segments.dot(flat, (trace.codes > 0).to(flat.dtype))
+        summed = segments.dot(flat, trace.codes.clamp_min(0))
     else:
         summed = segments.dot(flat, trace.codes)
-    width = 2 if trace.quantizer.scale is Scale.PAIR else 1
-    lead = trace.shapes[0][:1] if trace.batched else torch.Size()
-    return split, _split(summed, ((*lead, width),) * len(trace.shapes), trace.batched)
+    return latents.view(-1), summed
+
+
+def _chosen(mask: Tensor, one: Tensor, zero: Tensor) -> Tensor:
+    """`one` where the mask is 1, `zero` where it is 0: `lerp` is exact at both ends, and faster than `where`."""
+    return torch.lerp(zero, one, mask)
 
 
 class _QuantizeAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, quantizer: Quantizer, batched: bool, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        weights, trace = forward(tensors[:count], tensors[count:], quantizer, batched=batched)
+    def forward(
+        ctx: Any, quantizer: Quantizer, batched: bool, dtype: torch.dtype | None, count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        shapes = tuple(latent.shape for latent in tensors[:count])
+        factors = _join(tensors[count:], batched) if len(tensors) > count else None
+        weights, trace = forward_flat(_join(tensors[:count], batched), factors, shapes, quantizer, batched)
         ctx.save_for_backward(*trace[:4])
         ctx.rest = trace[4:]
-        return tuple(weights)
+        return tuple(_split(weights.to(dtype or weights.dtype), shapes, batched))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         latents, factors = backward(Trace(*ctx.saved_tensors, *ctx.rest), gradients)
-        return (None, None, None, *latents, *factors)
+        return (None, None, None, None, *latents, *factors)
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _join(tensors: Sequence[Tensor], batched: bool) -> Tensor:
@@ -139,28 +195,53 @@ class _Segments:
     clients: int
     layers: tuple[int, ...]
     """The length of each layer."""
-    lengths: Tensor
-    """(s,)"""
-    index: Tensor
-    """(n,) the segment of each element."""
+    device: torch.device
 
-    def reduce(self, flat: Tensor, how: str) -> Tensor:
+    @cached_property
+    def lengths(self) -> Tensor:
+        """(s,)"""
+        return torch.tensor(self.layers * self.clients, device=self.device)
+
+    @cached_property
+    def index(self) -> Tensor:
+        """(n,) the segment of each element."""
+        return torch.repeat_interleave(self.lengths)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """(length, how many) of neighbours of one length."""
+        return [(length, len(list(run))) for length, run in groupby(self.layers * self.clients)]
+
+    @cached_property
+    def even(self) -> bool:
+        """All segments have one length, so that they are the rows of a matrix."""
+        return len(set(self.layers)) == 1
+
+    def lay(self, flat: Tensor) -> Tensor:
+        """The elements as the other functions take them: (s, n/s) where the segments are even, else (n,)."""
+        return flat.view(-1, self.layers[0]) if self.even else flat
+
+    def reduce(self, laid: Tensor, how: str) -> Tensor:
         """The sum, mean or maximum (`amax`) of each segment, (s,)."""
-        if len(set(self.layers)) == 1:
-            return _along_rows(flat.view(-1, self.layers[0]), how)
-        if flat.device.type == "cpu":  # where segment_reduce is several times slower than a reduction a layer
-            parts = torch.split(flat.view(self.clients, -1), list(self.layers), dim=1)
+        if self.even:
+            return _along_rows(laid, how)
+        if laid.device.type == "cpu":  # where segment_reduce is several times slower than a reduction a layer
+            parts = torch.split(laid.view(self.clients, -1), list(self.layers), dim=1)
             return torch.stack([_along_rows(part, how) for part in parts], dim=1).view(-1)
+        if len(self.runs) <= MOST_RUNS:
+            parts = torch.split(laid, [count * length for length, count in self.runs])
+            rows = (part.view(count, length) for part, (length, count) in zip(parts, self.runs, strict=True))
+            return torch.cat([_along_rows(matrix, how) for matrix in rows])
         # unsafe skips checks that would wait for the device; the lengths are ours and add up.
-        return torch.segment_reduce(flat, how.removeprefix("a"), lengths=self.lengths, unsafe=True)
+        return torch.segment_reduce(laid, how.removeprefix("a"), lengths=self.lengths, unsafe=True)
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
         """Σ left · right of each segment, (s,)."""
         return self.reduce(left * right, "sum")
 
     def spread(self, numbers: Tensor) -> Tensor:
-        """One number a segment, (s,), given to each of its elements, (n,)."""
-        return numbers if len(self.lengths) == 1 else numbers.index_select(0, self.index)
+        """One number a segment, (s,), shaped so that each of its elements meets it."""
+        return numbers.view(-1, 1) if self.even else numbers.index_select(0, self.index)
 
 
 def _along_rows(rows: Tensor, how: str) -> Tensor:
@@ -169,7 +250,4 @@ def _along_rows(rows: Tensor, how: str) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _segments(shapes: tuple[torch.Size, ...], batched: bool, device: torch.device) -> _Segments:
-    layers = tuple(_length(shape, batched) for shape in shapes)
-    clients = shapes[0][0] if batched else 1
-    lengths = torch.tensor(layers * clients, device=device)
-    return _Segments(clients, layers, lengths, torch.repeat_interleave(lengths))
+    return _Segments(shapes[0][0] if batched else 1, tuple(_length(shape, batched) for shape in shapes), device)
