@@ -10,6 +10,7 @@ from ternfed.wire.reference import Reference, Trits
 from ternfed.wire.trits import Codes, pack_neighbours, symbols, unpack_neighbours
 
 TAG = 2
+_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def encode(trits: Trits) -> bytes:
@@ -30,21 +31,20 @@ def frame(data: np.ndarray[tuple[int], np.dtype[np.uint8]], *, min_match: int) -
         1,
         source_size=len(data),
         min_match=min_match,
-        format=zstandard.FORMAT_ZSTD1_MAGICLESS,
         write_content_size=1,
         write_checksum=0,
     )
-    return zstandard.ZstdCompressor(compression_params=parameters).compress(data.data)
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(data.data)[len(_MAGIC) :]
 
 
 def unframe(data: memoryview, size: int) -> bytes:
     """The `size` bytes in a frame. What the frame claims is compared before anything is allocated for it."""
+    whole = b"".join((_MAGIC, data))
     try:
-        claimed = zstandard.get_frame_parameters(data, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size
+        claimed = zstandard.get_frame_parameters(whole).content_size
         if claimed != size:
             raise WrongFrame(f"a zstd frame claims {claimed} bytes, {size} belong here")
-        decompressor = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
-        plain = decompressor.decompress(data, max_output_size=max(size, 1), allow_extra_data=False)
+        plain = zstandard.ZstdDecompressor().decompress(whole, max_output_size=max(size, 1), allow_extra_data=False)
     except zstandard.ZstdError as problem:
         raise WrongFrame(f"zstd: {problem}") from None
     if len(plain) != size:
