@@ -11,17 +11,17 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from math import floor, log, log2
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-import zstandard
 from numpy.typing import NDArray
 
+from ternfed.bench.rivals import codecs as every_codec
+from ternfed.bench.rivals import golomb_bits
 from ternfed.ternary import Ternary
-from ternfed.wire import Message, Schema, ans, base3, decode, encode, read_header, reference_of, schema_of, zstd
+from ternfed.wire import Message, Schema, ans, decode, encode, read_header, reference_of, schema_of, zstd
+from ternfed.wire import dense as planes_of
 from ternfed.wire.reference import Reference, Trits
 from ternfed.wire.trits import Codes
 
@@ -85,6 +85,20 @@ class MessageRow:
 
 
 @dataclass(frozen=True)
+class DenseRow:
+    """Gaussian weights as they are, and through zstd in three ways: bytes."""
+
+    kind: str
+    raw: int
+    whole: int
+    """One frame over all planes."""
+    planes: int
+    """A frame a plane, those that do not shrink left raw."""
+    long_matches: int
+    """The same without matches under seven bytes: the format's way."""
+
+
+@dataclass(frozen=True)
 class Target:
     """A promise of docs/wire.md and what was measured."""
 
@@ -102,6 +116,7 @@ class Report:
     codecs: tuple[CodecRow, ...]
     references: tuple[ReferenceRow, ...]
     messages: tuple[MessageRow, ...]
+    dense: tuple[DenseRow, ...]
     targets: tuple[Target, ...]
 
 
@@ -112,8 +127,10 @@ def run(size: int = 50_000_000, *, repeats: int = 3, epoch: bool = True) -> Repo
     try:
         codecs = tuple(row for zeros in SHARES for row in codec_rows(size, zeros, repeats))
         references = tuple(reference_row(drift, repeats) for drift in DRIFTS)
-        messages = (*message_rows(repeats),)
-        return Report(size, codecs, references, messages, tuple(targets(codecs, references, messages, epoch)))
+        messages = tuple(message_rows(size // 5, repeats))
+        dense = tuple(dense_row(kind) for kind in ("float32", "float16", "bfloat16"))
+        promises = tuple(targets(codecs, references, messages, epoch))
+        return Report(size, codecs, references, messages, dense, promises)
     finally:
         torch.set_num_threads(threads)
 
@@ -127,7 +144,7 @@ def codec_rows(size: int, zeros: float, repeats: int) -> list[CodecRow]:
     memcpy = size / best(lambda: np.copyto(target, codes), repeats + 2)[0] / 1e6
     entropy = ans.entropy_bits(np.array(np.unique(codes, return_counts=True)[1])) / size
     rows = []
-    for name, most, write, read in _codecs():
+    for name, most, write, read in every_codec():
         part = codes[:most] if most else codes
         seconds, data = best(partial(write, part), 1 if most else repeats)
         back_seconds, back = best(partial(read, data, len(part)), 1 if most else repeats)
@@ -165,14 +182,25 @@ def reference_row(drift: float, repeats: int, size: int = RESNET_TRITS) -> Refer
     )
 
 
-def message_rows(repeats: int) -> list[MessageRow]:
-    """Uploads of the paper's MLP and of ResNet18*, early and late in a run, and one of 10⁷ weights."""
+def dense_row(kind: str, size: int = 6_000) -> DenseRow:
+    """The size of a small network's layer, normal with a deviation of 0.05."""
+    weight = torch.from_numpy(np.random.default_rng(3).normal(0, 0.05, size)).to(getattr(torch, kind))
+    planes = weight.view(torch.uint8).numpy().reshape(size, -1).T.copy()
+    sizes = [
+        sum(min(len(zstd.frame(plane, min_match=shortest)), size) for plane in planes)
+        for shortest in (0, planes_of.MIN_MATCH)
+    ]
+    return DenseRow(kind, planes.size, len(zstd.frame(planes.reshape(-1), min_match=0)), *sizes)
+
+
+def message_rows(size: int, repeats: int) -> list[MessageRow]:
+    """Uploads of the paper's MLP and of ResNet18*, early and late in a run, and one of `size` weights."""
     late = 0.0001
     return [
         message_row("MLP", [(20, 30)], [(30, 784), (10, 20)], 0.1, repeats),
         message_row("ResNet18*, trits moving", _resnet_shapes(), _resnet_others(), 0.3, repeats),
         message_row("ResNet18*, trits settled", _resnet_shapes(), _resnet_others(), late, repeats),
-        message_row("10⁷ weights, no reference", [(5_000, 1_000), (1_000, 5_000)], [(1_000,)], None, repeats),
+        message_row(f"{size:,} weights, no reference", [(size // 2,), (size - size // 2,)], [(1_000,)], None, repeats),
     ]
 
 
@@ -273,18 +301,6 @@ def resnet_step() -> float:
     return best(step, 2)[0]
 
 
-def golomb_bits(codes: Codes) -> int:
-    """Size of the sparse code of STC (Sattler et al. 2019): Golomb-coded gaps, one bit a sign, 5 for the parameter."""
-    places = np.flatnonzero(codes)
-    if not len(places):
-        return 5
-    share = min(len(places) / len(codes), 0.999)
-    golden = (5**0.5 - 1) / 2
-    low_bits = max(0, 1 + floor(log2(log(golden) / log(1 - share))))
-    gaps = np.diff(places, prepend=-1) - 1
-    return int((gaps >> low_bits).sum()) + len(places) * (low_bits + 2) + 5
-
-
 def draw(rng: np.random.Generator, size: int, zeros: float) -> Codes:
     """i.i.d. trits, a million at a time so that the doubles behind them stay few."""
     out = np.empty(size, np.int8)
@@ -318,78 +334,6 @@ def peak(call: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def _codecs() -> list[tuple[str, int, Callable[[Codes], bytes], Callable[[bytes, int], Codes]]]:
-    """Name, most trits it is given (0: all), writer, reader."""
-    out: list[tuple[str, int, Callable[[Codes], bytes], Callable[[bytes, int], Codes]]] = [
-        (name, 0, _writer(codec), _reader(codec)) for name, codec in (("base3", base3), ("zstd", zstd), ("ans", ans))
-    ]
-    out += [("2 bits", 0, _two_bits, _from_two_bits), ("zstd alone", 0, _zstd_alone, _from_zstd_alone)]
-    try:
-        from nncodec.extensions import deepCABAC
-    except ImportError:
-        return out
-    return [*out, ("nncodec", 2_000_000, *_nncodec(deepCABAC))]
-
-
-def _writer(codec: Any) -> Callable[[Codes], bytes]:
-    return lambda codes: codec.encode(Trits(codes, (len(codes),)))
-
-
-def _reader(codec: Any) -> Callable[[bytes, int], Codes]:
-    return lambda data, size: codec.decode(memoryview(data), (size,), None)
-
-
-def _two_bits(codes: Codes) -> bytes:
-    """The paper's count: four trits a byte, planar in blocks as base-3 is."""
-    out = np.empty(-(-len(codes) // 4), np.uint8)
-    for start, stop in pairwise([*range(0, len(out), 1 << 16), len(out)]):
-        part = np.zeros(4 * (stop - start), np.int8)
-        piece = codes[4 * start : 4 * stop]
-        part[: len(piece)] = piece
-        rows = (part & 3).view(np.uint8).reshape(4, -1)
-        out[start:stop] = rows[0] | rows[1] << 2 | rows[2] << 4 | rows[3] << 6
-    return out.tobytes()
-
-
-def _from_two_bits(data: bytes, size: int) -> Codes:
-    packed, out = np.frombuffer(data, np.uint8), np.empty(4 * len(data), np.int8)
-    for start, stop in pairwise([*range(0, len(packed), 1 << 16), len(packed)]):
-        rows = out[4 * start : 4 * stop].reshape(4, -1)
-        for place in range(4):
-            # Up to the sign bit and back: 3 becomes -1.
-            rows[place] = (packed[start:stop] << (6 - 2 * place)).view(np.int8) >> 6
-    return out[:size]
-
-
-def _zstd_alone(codes: Codes) -> bytes:
-    return zstandard.ZstdCompressor(level=1).compress(codes.data)
-
-
-def _from_zstd_alone(data: bytes, size: int) -> Codes:
-    return np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.int8)
-
-
-def _nncodec(cabac: Any) -> tuple[Callable[[Codes], bytes], Callable[[bytes, int], Codes]]:
-    """DeepCABAC of the MPEG standard, its entropy coder alone: no quantization, no headers."""
-    off = (cabac.HdspMode.AlwaysOff, np.zeros(2, np.int8))
-
-    def write(codes: Codes) -> bytes:
-        coder = cabac.Encoder()
-        coder.initCtxModels(10, 0)
-        coder.encodeLayer(codes.astype(np.int32)[None], 0, 0, 0, 0, 0, np.zeros(1, np.int32), *off, 0, 0)
-        return bytes(coder.finish())
-
-    def read(data: bytes, size: int) -> Codes:
-        coder = cabac.Decoder()
-        coder.setStream(np.frombuffer(data, np.uint8))
-        coder.initCtxModels(10)
-        out: NDArray[np.int32] = np.zeros((1, size), np.int32)
-        coder.decodeLayer(out, 0, 0, 0, 0, *off, 0, 0)
-        return out.reshape(-1).astype(np.int8)
-
-    return write, read
 
 
 def _resnet_shapes() -> list[tuple[int, ...]]:
@@ -428,10 +372,15 @@ def table(report: Report) -> str:
         "upload", "trits", "dense bytes", "bytes", "header and model", "float32 /", "encode", "decode", "memory"
     )
     lines += _row(*["---"] * 9)
-    for row in report.messages:
-        numbers = (f"{row.trits:,}", f"{row.dense:,}", f"{row.bytes:,}", f"{row.overhead:.0f}", f"{row.ratio:.1f}")
-        memory = f"{row.memory:.2f} × trits" if row.trits > 100_000 else "–"
-        lines += _row(row.name, *numbers, f"{row.encode_ms:.2f} ms", f"{row.decode_ms:.2f} ms", memory)
+    for sent in report.messages:
+        numbers = (f"{sent.trits:,}", f"{sent.dense:,}", f"{sent.bytes:,}", f"{sent.overhead:.0f}", f"{sent.ratio:.1f}")
+        memory = f"{sent.memory:.2f} × trits" if sent.trits > 100_000 else "–"
+        lines += _row(sent.name, *numbers, f"{sent.encode_ms:.2f} ms", f"{sent.decode_ms:.2f} ms", memory)
+    lines += ["", "6,000 normal weights, bytes:", ""]
+    lines += _row("dtype", "raw", "one frame", "a frame a plane", "and no short matches") + _row(*["---"] * 5)
+    for floats in report.dense:
+        sizes_in = (floats.raw, floats.whole, floats.planes, floats.long_matches)
+        lines += _row(floats.kind, *(f"{size:,}" for size in sizes_in))
     lines += ["", *_row("promise", "", "measured", ""), *_row(*["---"] * 4)]
     for target in report.targets:
         lines += _row(target.what, target.promised, target.measured, "kept" if target.kept else "**missed**")
