@@ -26,7 +26,6 @@ PRECISION = 1 << 24
 FREE = PRECISION - 243
 """What is shared out by probability; the rest gives each symbol the one part that keeps it codable."""
 
-
 Spread = tuple[int, int, int]
 """How many trits of a group are -1, 0, +1."""
 
@@ -38,7 +37,7 @@ def encode(trits: Trits) -> bytes:
     # The coder is a stack: what is to come out first goes in last.
     stop = len(trits.codes)
     for spread in reversed(spreads):
-        start, stop = stop - sum(spread), stop
+        start = stop - sum(spread)
         _push(coder, trits.ordered[start:stop], spread)
         stop = start
     words: NDArray[np.uint32] = coder.get_compressed()
