@@ -28,9 +28,8 @@ from ternfed.training import Feed, Trained, Work
 
 WINDOW = 256
 """Clients are sorted by size within so many of them; the results of no more are held back."""
-WORKING_SET = {"cpu": 4 << 20, "cuda": 1 << 30}
-"""Bytes that the clients trained at once may touch in a step: on a CPU, what stays in its cache."""
-
+WORKING_SET = {"cpu": 16 << 20, "cuda": 1 << 30}
+"""Bytes that the clients trained at once may touch in a step: on a CPU, what its last cache holds (docs/LOG.md)."""
 
 Count = int | Tensor
 """A number of steps: the same for all clients, or (clients, 1) in float64."""
@@ -148,30 +147,31 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
         rows = room[: len(step.chosen)]
         torch.index_select(samples.inputs, 0, step.chosen, out=rows)
         inputs = rows.view(step.active, -1, rows.shape[1]).transpose(1, 2)
-        now = {name: tensor[: step.active] for name, tensor in weights.items()}
+        now = {name: _part(tensor, 0, step.active) for name, tensor in weights.items()}
         trace = None
-        ternary = slice(step.plain, step.active)
+        ternary = step.plain, step.active
         if quantized is not None and step.plain < step.active:
             codes, trace = fused.forward(
-                [latent[ternary] for latent in latents.values()],
-                [leaf.value[ternary] for leaf in scales.values()],
+                [_part(latent, *ternary) for latent in latents.values()],
+                [_part(leaf.value, *ternary) for leaf in scales.values()],
                 quantized,
                 batched=True,
-                thresholds=thresholds[ternary],
+                thresholds=_part(thresholds, *ternary),
             )
             now |= {name: _after(now[name], new) for name, new in zip(latents, codes, strict=True)}
         values = _forward(chain, now, inputs)
         slope, loss = _cross_entropy(values[-1], step)
-        losses[step.earlier : step.active] += loss
+        if loss is not None:
+            losses[step.earlier : step.active] += loss
         gradients = _backward(chain[lowest:], now, values[lowest:], slope)
         if trace is not None:
             whole = [_product(gradients[name]) for name in latents]
-            passed, summed = fused.backward(trace, [gradient[step.plain :] for gradient in whole])
+            passed, summed = fused.backward(trace, [_part(gradient, *ternary) for gradient in whole])
             gradients |= {name: _after(g, new) for name, g, new in zip(latents, whole, passed, strict=True)}
             for leaf, gradient in zip(scales.values(), summed, strict=True):
                 leaf.move(ternary, gradient, training, step.quantized)
         for name, leaf in trained.items():
-            leaf.move(slice(step.active), gradients[name], training, step.number)
+            leaf.move((0, step.active), gradients[name], training, step.number)
         if training.clip is not None:
             for latent in latents.values():
                 latent[: step.active].clamp_(-training.clip, training.clip)
@@ -239,15 +239,15 @@ def _steps(works: Sequence[Work], training: Training, samples: Samples) -> Itera
         counts[: epochs * count, k] = batch
         counts[count - 1 : epochs * count : max(count, 1), k] -= fill
     share = (torch.arange(batch) < counts.unsqueeze(2)) / counts.clamp_min(1).unsqueeze(2).to(torch.float64)
-    index, share = index.to(device), share.unsqueeze(2).to(device, samples.inputs.dtype)
-    labels = samples.labels[index].unsqueeze(2)
+    index, share = index.to(device), share.to(device, samples.inputs.dtype)
+    rows_of = zip(index, samples.labels[index], share, counts.amax(1).tolist() if len(counts) else [], strict=True)
+    done = torch.tensor(steps, dtype=torch.float64, device=device).unsqueeze(1) * training.plain_epochs
 
     def unfinished(at: int, epochs: int) -> int:
         """How many clients have not done so many epochs before this step; `steps` descends."""
         return bisect_left(steps, True, key=lambda count: count * epochs <= at)
 
-    done = torch.tensor(steps, dtype=torch.float64, device=device).unsqueeze(1) * training.plain_epochs
-    for at, width in enumerate(counts.amax(1).tolist() if len(counts) else []):
+    for at, (chosen, labels, weight, width) in enumerate(rows_of):
         active = unfinished(at, epochs)
         plain = min(active, unfinished(at, training.plain_epochs))
         yield _Step(
@@ -256,33 +256,36 @@ def _steps(works: Sequence[Work], training: Training, samples: Samples) -> Itera
             plain=plain,
             earlier=min(active, unfinished(at, training.epochs - 1)),
             quantized=at + 1 - done[plain:active] if training.plain_epochs else at + 1,
-            chosen=index[at, :active, :width].reshape(-1),
-            labels=labels[at, :active, :, :width],
-            share=share[at, :active, :, :width],
+            chosen=chosen[:active, :width].reshape(-1),
+            labels=labels[:active, None, :width],
+            share=weight[:active, None, :width],
         )
+
+
+def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """tensor[start:stop], without the cost of a view where that is the whole tensor."""
+    return tensor if start == 0 and stop == len(tensor) else tensor[start:stop]
 
 
 def _forward(chain: list[Layer], weights: Weights, inputs: Tensor) -> list[Tensor]:
     """The inputs and every layer's outputs, (clients, features, samples)."""
     values = [inputs]
     for layer in chain:
-        above = torch.bmm(weights[layer.weight], values[-1])
+        above = _bmm(weights[layer.weight], values[-1])
         if layer.bias is not None:
             above += weights[layer.bias].unsqueeze(2)
         values.append(above.relu_() if layer.relu else above)
     return values
 
 
-def _cross_entropy(outputs: Tensor, step: _Step) -> tuple[Tensor, Tensor]:
-    """The derivative (softmax - one-hot) · share, and the loss summed over samples of clients in their last epoch."""
+def _cross_entropy(outputs: Tensor, step: _Step) -> tuple[Tensor, Tensor | None]:
+    """The derivative (softmax - one-hot) · share, and the summed loss of every client in its last epoch, if any is."""
     logs = outputs.log_softmax(1)
-    loss = logs.new_zeros(())
+    loss = None
     if step.earlier < step.active:
         last = slice(step.earlier, step.active)
         loss = -(logs[last].gather(1, step.labels[last]) * (step.share[last] > 0)).sum((1, 2))
-    slope = logs.exp_()
-    slope.scatter_add_(1, step.labels, slope.new_full((1, 1, 1), -1).expand_as(step.labels))
-    return slope.mul_(step.share), loss
+    return logs.exp_().mul_(step.share).scatter_add_(1, step.labels, -step.share), loss
 
 
 def _backward(chain: list[Layer], weights: Weights, values: list[Tensor], slope: Tensor) -> dict[str, Gradient]:
@@ -295,12 +298,24 @@ def _backward(chain: list[Layer], weights: Weights, values: list[Tensor], slope:
         if layer.bias is not None:
             gradients[layer.bias] = slope.sum(2)
         if i > 0:
-            slope = torch.bmm(weights[layer.weight].transpose(1, 2), slope)
+            slope = _bmm(weights[layer.weight].transpose(1, 2), slope)
     return gradients
 
 
+def _bmm(first: Tensor, second: Tensor) -> Tensor:
+    """The batched product, for one client with the bits that it has among many.
+
+    BLAS rounds a single product otherwise than one of a batch, and a client must not depend on who trains beside it.
+    """
+    return torch.bmm(first, second) if len(first) > 1 else torch.bmm(_twice(first), _twice(second))[:1]
+
+
+def _twice(single: Tensor) -> Tensor:
+    return single.expand(2, -1, -1)
+
+
 def _product(gradient: Gradient) -> Tensor:
-    return torch.bmm(*gradient) if isinstance(gradient, tuple) else gradient
+    return _bmm(*gradient) if isinstance(gradient, tuple) else gradient
 
 
 @dataclass(frozen=True)
@@ -314,9 +329,9 @@ class _Leaf:
     moments: tuple[Tensor, ...]
     """Shaped like the value: none, the momentum, or Adam's two."""
 
-    def move(self, part: slice, gradient: Gradient, training: Training, count: Count) -> None:
-        """The optimizer's step of some clients, the `count`-th one of this tensor."""
-        value, moments = self.value[part], [moment[part] for moment in self.moments]
+    def move(self, clients: tuple[int, int], gradient: Gradient, training: Training, count: Count) -> None:
+        """The optimizer's step of clients from one to another, the `count`-th one of this tensor."""
+        value, *moments = (_part(tensor, *clients) for tensor in (self.value, *self.moments))
         if training.optimizer == "adam":
             first, second = moments
             _adam(value, first, second, _product(gradient), self.rate, self.decay, count)
@@ -351,7 +366,9 @@ def _leaves(
 
 def _accumulate(into: Tensor, gradient: Gradient, keep: float, times: float) -> None:
     """into ← keep · into + times · gradient."""
-    if isinstance(gradient, tuple):
+    if isinstance(gradient, tuple) and len(into) == 1:  # as in `_bmm`
+        into.copy_(torch.baddbmm(_twice(into), *map(_twice, gradient), beta=keep, alpha=times)[:1])
+    elif isinstance(gradient, tuple):
         into.baddbmm_(*gradient, beta=keep, alpha=times)
     else:
         (into if keep == 1.0 else into.mul_(keep)).add_(gradient, alpha=times)

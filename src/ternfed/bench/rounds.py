@@ -1,0 +1,179 @@
+"""The local training of one federated round: ours against the loops people write, measured in turns in one run.
+
+MLP 784-30-20-10, 10 clients with 600 samples each, 5 local epochs, batch 64, SGD, one thread. Every side draws its own
+orders, trains all clients and returns their models. FedJAX takes part when TERNFED_FEDJAX_PYTHON names a Python that
+has it: benchmarks/fedjax_round.py says which versions.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ternfed.algorithms.algorithm import Local, Network, Training
+from ternfed.batched import train_batched
+from ternfed.data.values import Samples
+from ternfed.models import mlp
+from ternfed.ternary import Quantizer, start_factors
+from ternfed.training import Feed, Work, train_one
+
+CLIENTS, SAMPLES, EPOCHS, BATCH, RATE = 10, 600, 5, 64, 0.01
+FEDJAX = "TERNFED_FEDJAX_PYTHON"
+PLAIN, FEDAVG, TFEDAVG = "plain PyTorch loop", "ternfed, FedAvg", "ternfed, T-FedAvg"
+
+Side = Callable[[], float]
+"""Plays one round and returns its seconds."""
+
+
+@dataclass(frozen=True)
+class RoundSpeed:
+    """How long one side takes for a round; ratios are medians over neighbouring measurements."""
+
+    who: str
+    seconds: float
+    fastest: float
+    speedup: float
+    """So many times faster than the plain loop."""
+    against_fedavg: float
+    """So many times the seconds of our own FedAvg."""
+
+
+def run(rounds: int = 15, others: Mapping[str, Callable[[], object]] | None = None) -> Iterator[RoundSpeed]:
+    """Every side in turns, `rounds` times; `others` are further sides, a whole simulated round say."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
+        stack.enter_context(_one_core())
+        sides = {who: _timed(play) for who, play in {**_sides(), **(others or {})}.items()}
+        if FEDJAX in os.environ:
+            sides["FedJAX"] = stack.enter_context(_fedjax(os.environ[FEDJAX]))
+        for side in sides.values():
+            side()
+        times = [{who: side() for who, side in sides.items()} for _ in range(rounds)]
+    for who in sides:
+        yield RoundSpeed(
+            who=who,
+            seconds=statistics.median(row[who] for row in times),
+            fastest=min(row[who] for row in times),
+            speedup=statistics.median(row[PLAIN] / row[who] for row in times),
+            against_fedavg=statistics.median(row[who] / row[FEDAVG] for row in times),
+        )
+
+
+def table(rows: list[RoundSpeed]) -> str:
+    """The rows as a Markdown table, with what is asked of our own."""
+    asked = {FEDAVG: "≥ 2.5× the plain loop, not slower than FedJAX", TFEDAVG: "≤ 1.2× our FedAvg"}
+    lines = [
+        "| who | s/round, median | fastest | × faster than the plain loop | × the time of our FedAvg | asked |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.who} | {r.seconds:.3f} | {r.fastest:.3f} | {r.speedup:.2f} | {r.against_fedavg:.2f} "
+        f"| {asked.get(r.who, '')} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def _sides() -> dict[str, Callable[[], object]]:
+    source = torch.Generator().manual_seed(0)
+    inputs = torch.randn(CLIENTS * SAMPLES, 784, generator=source)
+    labels = torch.randint(10, (CLIENTS * SAMPLES,), generator=source)
+    parts = list(torch.arange(CLIENTS * SAMPLES).view(CLIENTS, SAMPLES))
+    torch.manual_seed(0)
+    network = Network.of(mlp())
+    feed = Feed(Samples(inputs, labels), (0.0,), (1.0,))
+    quantizer = Quantizer()
+    fedavg = Training(rate=RATE, epochs=EPOCHS, batch=BATCH)
+    tfedavg = Training(rate=RATE, epochs=EPOCHS, batch=BATCH, quantizer=quantizer, ternary=network.ternary)
+    loaders = [DataLoader(TensorDataset(inputs[part], labels[part]), BATCH, shuffle=True) for part in parts]
+
+    def works(training: Training) -> list[Work]:
+        weights = network.weights()
+        factors = {name: start_factors(weights[name], quantizer) for name in training.ternary}
+        local = Local(weights, {}, {n: f for n, f in factors.items() if f is not None}, quantizer.factor)
+        return [Work.draw(local, part, training, None, seed=0, round=0, client=k) for k, part in enumerate(parts)]
+
+    return {
+        PLAIN: lambda: [_loop(network.model, _batches(inputs, labels, part)) for part in parts],
+        "with DataLoader": lambda: [_loop(network.model, chain(*[loader] * EPOCHS)) for loader in loaders],
+        "ternfed, one client at a time": lambda: [train_one(network, fedavg, feed, work) for work in works(fedavg)],
+        FEDAVG: lambda: list(train_batched(network, fedavg, feed, works(fedavg))),
+        TFEDAVG: lambda: list(train_batched(network, tfedavg, feed, works(tfedavg))),
+    }
+
+
+def _loop(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> nn.Module:
+    """One client's training as anyone would write it."""
+    model = deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model
+
+
+def _batches(inputs: Tensor, labels: Tensor, part: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(EPOCHS):
+        for chosen in torch.split(part[torch.randperm(len(part))], BATCH):
+            yield inputs[chosen], labels[chosen]
+
+
+def _timed(play: Callable[[], object]) -> Side:
+    def side() -> float:
+        start = time.perf_counter()
+        play()
+        return time.perf_counter() - start
+
+    return side
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """Everything from here on, child processes too, on one core: XLA has threads that no setting turns off."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def _fedjax(python: str) -> Iterator[Side]:
+    """FedJAX in a process of its own that plays a round whenever it is asked to."""
+    script = Path(__file__).parents[3] / "benchmarks" / "fedjax_round.py"
+    if not script.exists():
+        raise FileNotFoundError(f"{FEDJAX} is set, but {script} is only there in a checkout of the sources")
+    command = [python, str(script), *map(str, (CLIENTS, SAMPLES, EPOCHS, BATCH, RATE))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answers = process.stdout
+        if answers.readline().strip() != "ready":
+            raise RuntimeError(f"{python} does not run {script.name}: see what it printed")
+        asks = process.stdin
+
+        def side() -> float:
+            print("round", file=asks, flush=True)
+            return float(answers.readline())
+
+        yield side
+        asks.close()
