@@ -1,0 +1,56 @@
+"""The ternary model at the edge: one file that a small device runs without ternfed or PyTorch (docs/edge.md).
+
+model = from_run("runs/mnist")                      # or trained(your_module, Inputs(...))
+export(model, "model.onnx")                         # or .tern, .safetensors
+opened = open_model("model.onnx")
+result = summarise(predict(opened, *samples_for(opened.facts)))
+"""
+
+from ternfed.edge.files import Exported, Inspection, Tensorline, export, export_from, inspect
+from ternfed.edge.predict import (
+    Batch,
+    Prediction,
+    Predictor,
+    open_model,
+    predict,
+    samples_for,
+    summarise,
+    write_predictions,
+)
+from ternfed.edge.trained import (
+    Inputs,
+    ModelError,
+    Trained,
+    digest,
+    from_file,
+    from_run,
+    open_trained,
+    recognise,
+    trained,
+)
+
+__all__ = [
+    "Batch",
+    "Exported",
+    "Inputs",
+    "Inspection",
+    "ModelError",
+    "Prediction",
+    "Predictor",
+    "Tensorline",
+    "Trained",
+    "digest",
+    "export",
+    "export_from",
+    "from_file",
+    "from_run",
+    "inspect",
+    "open_model",
+    "open_trained",
+    "predict",
+    "recognise",
+    "samples_for",
+    "summarise",
+    "trained",
+    "write_predictions",
+]

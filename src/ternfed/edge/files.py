@@ -1,0 +1,148 @@
+"""A trained model as a file, and what a file says about itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ternfed.edge.trained import KEY, ModelError, Trained, open_trained, parse_facts, read_weights
+from ternfed.ternary import Ternary
+
+SUFFIXES = (".onnx", ".tern", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written."""
+
+    path: Path
+    bytes: int
+    float32_bytes: int
+    """What all its tensors take as plain floats."""
+    ternary: tuple[str, ...]
+    kept_float: Mapping[str, str]
+    """Weights that were meant to be ternary and are not, and why."""
+    digest: str
+
+
+@dataclass(frozen=True)
+class Tensorline:
+    """One tensor of a file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a file holds and says about itself."""
+
+    bytes: int
+    rows: tuple[Tensorline, ...]
+    facts: Mapping[str, Any]
+    """`Trained.facts`: settings, accuracy, round, digest of the weights, inputs, ternary and float weights."""
+
+
+def export(model: Trained, to: str | Path, *, normalised: bool = True) -> Exported:
+    """Write a model as `.onnx`, `.tern` or `.safetensors`, by the name of the file; whole or not at all.
+
+    `normalised` puts the normalisation of the inputs into the ONNX graph; the other two formats hold weights alone, and
+    say in their metadata what normalisation they need.
+    """
+    path = Path(to)
+    if path.suffix not in SUFFIXES:
+        raise ModelError(f"{path}: a name that ends in {', '.join(SUFFIXES)} is needed")
+    if not path.parent.is_dir():
+        raise ModelError(f"{path.parent}: there is no such folder")
+    facts = model.facts()
+    if path.suffix == ".onnx":
+        from ternfed.edge.graph import to_onnx
+
+        data = to_onnx(model, normalised=normalised).SerializeToString()
+    else:
+        data = _tern(model, facts) if path.suffix == ".tern" else _safetensors(model, facts)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    os.replace(part, path)
+    floats = sum(4 * tensor.numel() for tensor in model.weights.values())
+    return Exported(path, len(data), floats, tuple(model.ternary), dict(model.kept_float), facts["digest"])
+
+
+def export_from(
+    source: str | Path,
+    to: str | Path,
+    *,
+    normalised: bool = True,
+    which: Literal["best", "last"] = "best",
+    data_folder: Path | None = None,
+) -> Exported:
+    """What `ternfed export` does: `export` of a run folder, or of a `.tern` or `.safetensors` file that it wrote."""
+    return export(open_trained(source, which=which, data_folder=data_folder), to, normalised=normalised)
+
+
+def inspect(path: str | Path) -> Inspection:
+    """What `ternfed inspect` shows of a `.onnx`, `.tern` or `.safetensors` file."""
+    path = Path(path)
+    if not path.is_file() or path.suffix not in SUFFIXES:
+        raise ModelError(f"{path}: an existing file that ends in {', '.join(SUFFIXES)} is needed")
+    size = path.stat().st_size
+    if path.suffix == ".onnx":
+        return _inspect_onnx(path, size)
+    if path.suffix == ".tern":
+        from ternfed.wire import describe
+
+        summary = describe(path)
+        rows = tuple(
+            Tensorline(row.name, row.shape, row.kind.value, round(row.bits * prod(row.shape) / 8))
+            for row in summary.rows
+        )
+        return Inspection(size, rows, parse_facts(summary.metadata))
+    weights, facts = read_weights(path)
+    return Inspection(size, tuple(_line(name, tensor) for name, tensor in weights.items()), facts)
+
+
+def _tern(model: Trained, facts: Mapping[str, Any]) -> bytes:
+    from ternfed.wire.tern import tern_bytes
+
+    tensors: dict[str, Tensor | Ternary] = {**model.weights, **model.ternary}
+    return tern_bytes(tensors, _metadata(facts))
+
+
+def _safetensors(model: Trained, facts: Mapping[str, Any]) -> bytes:
+    from safetensors.torch import save
+
+    return save({name: tensor.contiguous() for name, tensor in model.weights.items()}, _metadata(facts))
+
+
+def _metadata(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {KEY: json.dumps(facts, sort_keys=True)}
+
+
+def _line(name: str, tensor: Tensor) -> Tensorline:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return Tensorline(name, tuple(tensor.shape), kind, tensor.numel() * tensor.element_size())
+
+
+def _inspect_onnx(path: Path, size: int) -> Inspection:
+    try:
+        import onnx
+    except ImportError as error:
+        raise ModelError("onnx is missing; install the extra: pip install 'ternfed[edge]'") from error
+    try:
+        proto = onnx.load(str(path))
+    except Exception as error:  # protobuf's own error, from whichever of its implementations is in use
+        raise ModelError(f"{path}: is no ONNX file ({error})") from error
+    rows = tuple(
+        Tensorline(each.name, tuple(each.dims), onnx.TensorProto.DataType.Name(each.data_type).lower(), each.ByteSize())
+        for each in proto.graph.initializer
+    )
+    return Inspection(size, rows, parse_facts({each.key: each.value for each in proto.metadata_props}))

@@ -1,0 +1,160 @@
+"""How a ternary weight lies in an ONNX file, and the nodes that make it ready. Two forms:
+
+- **unpacked at load** (convolutions and small matrices): five trits a byte, 1.6 bits a weight. Two lookups turn them
+  into floats; their inputs are constant, so onnxruntime computes them once, when it opens the file, and runs the layer
+  at the speed of a float one. w_p ≠ w_n costs nothing.
+- **2-bit product** (large matrices): `MatMulNBits` of onnxruntime, four trits a byte, which multiplies from the packed
+  weights with activations rounded to int8. One scale fits its grid {-1, 0, 1} · s. Two need two products:
+  W = a·C + b·|C| with a = (w_p + w_n)/2, b = (w_p - w_n)/2; |C| is looked up from C at load, so the file holds C alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ternfed.ternary import Ternary
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+TRITS = 5
+"""In a byte: 3⁵ = 243."""
+BLOCK = 64
+"""Weights that share a scale in `MatMulNBits`. 16 and 256 have no int8 kernel: 200 times slower (docs/edge.md)."""
+PRODUCT_FROM = 1 << 20
+"""Matrices of so many weights use the 2-bit product; below, float is as fast at batch 64 (docs/edge.md)."""
+
+DOMAIN, UNPACK = "ternfed", "Unpack"
+
+
+@dataclass
+class Piece:
+    """Nodes and constants to be added to a graph."""
+
+    nodes: list[Any] = field(default_factory=list)
+    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def constant(self, name: str, value: NDArray[Any]) -> str:
+        self.constants[name] = value
+        return name
+
+    def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        from onnx import helper
+
+        self.nodes.append(helper.make_node(kind, inputs, [output], **attributes))
+        return output
+
+
+def unpacked(name: str, weight: Ternary, gain: Floats | None) -> Piece:
+    """Makes the tensor `name`: scale × code, times one gain an output channel."""
+    codes = weight.codes.numpy()
+    piece = Piece()
+    packed = piece.constant(f"{name}/packed", pack_trits(codes))
+    levels = np.array([-weight.negative.item(), 0, weight.positive.item()], np.float32)
+    scales = piece.constant(f"{name}/levels", levels)
+    shape = piece.constant(f"shape/{'x'.join(map(str, codes.shape))}", np.array(codes.shape))
+    plain = name if gain is None else f"{name}/plain"
+    piece.node(UNPACK, [packed, scales, shape], plain, domain=DOMAIN)
+    if gain is not None:
+        gains = piece.constant(f"{name}/gain", gain.reshape(-1, *[1] * (codes.ndim - 1)))
+        piece.node("Mul", [plain, gains], name)
+    return piece
+
+
+def unpack_function(opset: int) -> Any:
+    """`Unpack(packed, levels, shape)` as an ONNX function that travels in the file: bytes to scale × code.
+
+    First 243 × 5 floats of this layer, then one row of them a byte: no tensor of indices as large as the weight.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    def constant(value: NDArray[Any], output: str) -> Any:
+        return helper.make_node("Constant", [], [output], value=numpy_helper.from_array(value))
+
+    nodes = [
+        constant(_trit_table(), "digits"),
+        helper.make_node("Cast", ["digits"], ["places"], to=TensorProto.INT32),
+        helper.make_node("Gather", ["levels", "places"], ["table"]),
+        helper.make_node("Cast", ["packed"], ["rows"], to=TensorProto.INT32),
+        helper.make_node("Gather", ["table", "rows"], ["groups"]),
+        constant(np.array([-1]), "all"),
+        helper.make_node("Reshape", ["groups", "all"], ["padded"]),
+        constant(np.array([0]), "start"),
+        helper.make_node("ReduceProd", ["shape"], ["size"], keepdims=1),
+        helper.make_node("Slice", ["padded", "start", "size"], ["flat"]),
+        helper.make_node("Reshape", ["flat", "shape"], ["weight"]),
+    ]
+    return helper.make_function(
+        DOMAIN, UNPACK, ["packed", "levels", "shape"], ["weight"], nodes, [helper.make_opsetid("", opset)]
+    )
+
+
+def product(name: str, weight: Ternary, gain: Floats | None, source: str, bias: str, output: str) -> Piece:
+    """output = source · (gain × weight)ᵀ + bias by 2-bit products; `bias` is the name of a tensor, or empty."""
+    from onnx import TensorProto
+
+    codes = weight.codes.numpy()
+    rows, columns = codes.shape
+    blocks = -(-columns // BLOCK)
+    positive, negative = weight.positive.item(), weight.negative.item()
+    piece = Piece()
+    shape = piece.constant(f"{name}/blocks", np.array([rows, blocks]))
+    options = {"K": columns, "N": rows, "bits": 2, "block_size": BLOCK, "accuracy_level": 4, "domain": "com.microsoft"}
+
+    def scales(factor: float, suffix: str) -> str:
+        values = np.full((rows, 1), factor) * (1 if gain is None else gain.reshape(-1, 1))
+        values = values.astype(np.float32) if gain is not None else np.full((1, 1), factor, np.float32)
+        return piece.node("Expand", [piece.constant(f"{name}/{suffix}", values), shape], f"{name}/{suffix}s")
+
+    def multiply(packed: str, scale: str, bias: str, result: str) -> str:
+        inputs = [source, packed, scale, *(["", "", bias] if bias else [])]
+        return piece.node("MatMulNBits", inputs, result, **options)
+
+    packed = piece.constant(f"{name}/packed", pack_pairs(codes))
+    if positive == negative or not (codes > 0).any() or not (codes < 0).any():
+        multiply(packed, scales(max(positive, negative), "scale"), bias, output)
+        return piece
+    table = piece.constant("sizes", _size_table())
+    indices = piece.node("Cast", [packed], f"{name}/indices", to=TensorProto.INT32)
+    sizes = piece.node("Gather", [table, indices], f"{name}/sizes")
+    signed = multiply(packed, scales((positive + negative) / 2, "mean"), bias, f"{name}/signed")
+    unsigned = multiply(sizes, scales((positive - negative) / 2, "half"), "", f"{name}/unsigned")
+    piece.node("Add", [signed, unsigned], output)
+    return piece
+
+
+def pack_trits(codes: NDArray[np.int8]) -> Bytes:
+    """Five codes a byte, the first worth 1 and the last 81; the end is filled with zeros."""
+    flat = np.zeros(-(-codes.size // TRITS) * TRITS, np.int8)
+    flat[: codes.size] = codes.reshape(-1)
+    digits = (flat + 1).astype(np.uint8).reshape(-1, TRITS)
+    return (digits @ np.array([1, 3, 9, 27, 81], np.uint8)).astype(np.uint8)
+
+
+def pack_pairs(codes: NDArray[np.int8]) -> Bytes:
+    """Codes + 2 in two bits each, lowest first, rows filled with zeros to whole blocks: (rows, blocks, BLOCK / 4)."""
+    rows, columns = codes.shape
+    blocks = -(-columns // BLOCK)
+    values = np.full((rows, blocks * BLOCK), 2, np.uint8)
+    values[:, :columns] = codes + 2
+    quads = values.reshape(rows, blocks, BLOCK // 4, 4)
+    result: Bytes = quads[..., 0] | quads[..., 1] << 2 | quads[..., 2] << 4 | quads[..., 3] << 6
+    return result
+
+
+def _trit_table() -> Bytes:
+    """(243, 5): the digits 0, 1, 2 of each byte."""
+    digits: Bytes = (np.arange(243)[:, None] // np.array([1, 3, 9, 27, 81]) % 3).astype(np.uint8)
+    return digits
+
+
+def _size_table() -> Bytes:
+    """(256,): four codes in a byte to their absolute values in a byte."""
+    codes = np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3
+    sizes = 2 + np.abs(codes - 2) * (codes > 0)  # 0 never occurs
+    packed: Bytes = (sizes << np.array([0, 2, 4, 6])).sum(1).astype(np.uint8)
+    return packed

@@ -1,0 +1,295 @@
+"""A trained model with everything needed to use it: from a user's module, from a run folder, from a model file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ternfed.data.sets import load
+from ternfed.data.values import DataSet, Samples
+from ternfed.experiment import Experiment
+from ternfed.layers import NoTernaryLayersError, Quantizable, freeze, ternary_weights
+from ternfed.runs import RunError, read_run
+from ternfed.ternary import Ternary
+from ternfed.wire import load_tern
+
+KEY = "ternfed"
+"""The one metadata key of every file: JSON with sorted keys, so that the same model makes the same bytes."""
+
+
+class ModelError(ValueError):
+    """A model that cannot be exported, read or run; one sentence that says what and why."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One sample as it comes, before normalisation."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["uint8", "float32"] = "float32"
+    mean: tuple[float, ...] = (0.0,)
+    """Per channel or for all, of inputs scaled to [0, 1]."""
+    deviation: tuple[float, ...] = (1.0,)
+
+    @staticmethod
+    def of(data: DataSet) -> Inputs:
+        """Those of a data set."""
+        samples = data.train.inputs
+        dtype: Literal["uint8", "float32"] = "uint8" if samples.dtype == torch.uint8 else "float32"
+        return Inputs(tuple(samples.shape[1:]), dtype, data.mean, data.deviation)
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> Inputs:
+        """Those that a file's metadata describes."""
+        shape, mean, deviation = (tuple(table[key]) for key in ("shape", "mean", "deviation"))
+        return Inputs(shape, table["dtype"], mean, deviation)
+
+    def example(self, batch: int) -> Tensor:
+        """So many samples of this kind, always the same ones: (batch, *shape)."""
+        generator = torch.Generator().manual_seed(batch)
+        values = torch.rand(batch, *self.shape, generator=generator)
+        return (255 * values).to(torch.uint8) if self.dtype == "uint8" else values
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network whose weights are final. What is exported is exactly this."""
+
+    network: nn.Module
+    """Plain (no parametrizations), in evaluation mode; its ternary weights hold scale × code."""
+    ternary: Mapping[str, Ternary]
+    """The weights that are exactly scale × code, by name."""
+    inputs: Inputs
+    classes: int
+    kept_float: Mapping[str, str] = field(default_factory=dict)
+    """Weights that were meant to be ternary and are not, and why."""
+    settings: Mapping[str, Any] | None = None
+    """The table of the experiment that trained it; a network made from it has this network's shape."""
+    accuracy: float | None = None
+    """On test data, 0 to 1, as the run measured it."""
+    round: int | None = None
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """All tensors of the network by name, as floats; a parameter with two names is there once."""
+        named = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
+        return {name: tensor.detach() for name, tensor in named.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """What a file says about the model it holds, as JSON has it."""
+        return {
+            "accuracy": self.accuracy,
+            "classes": self.classes,
+            "digest": digest(self.weights),
+            "float": dict(self.kept_float),
+            "inputs": asdict(self.inputs),
+            "round": self.round,
+            "settings": self.settings,
+            "ternary": list(self.ternary),
+        }
+
+
+def recognise(weight: Tensor) -> Ternary | None:
+    """The codes and scales of a weight that is exactly scale × code: at most one value above zero and one below."""
+    if weight.dtype != torch.float32 or not bool(torch.isfinite(weight).all()):
+        return None
+    above, below = weight[weight > 0], weight[weight < 0]
+    if any(bool((side != side[0]).any()) for side in (above, below) if len(side)):
+        return None
+    none = torch.zeros((), dtype=weight.dtype)
+    return Ternary(weight.sign().to(torch.int8), above[0] if len(above) else none, -below[0] if len(below) else none)
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 over name, type, shape and values (little-endian, -0 as 0) of every tensor, in the order of the names."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        plain = tensor.detach().cpu().contiguous()
+        head = [name, str(plain.dtype).removeprefix("torch."), list(plain.shape)]
+        state.update(json.dumps(head, separators=(",", ":")).encode())
+        if plain.dtype != torch.bool:
+            plain = plain + torch.zeros((), dtype=plain.dtype)
+        state.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"sha256:{state.hexdigest()}"
+
+
+def trained(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    classes: int | None = None,
+    expected: tuple[str, ...] = (),
+    settings: Mapping[str, Any] | None = None,
+    accuracy: float | None = None,
+    round: int | None = None,
+) -> Trained:
+    """A copy of a user's model, prepared by `ternarize_` or plain, its ternary weights recognised.
+
+    `expected` names weights that should be ternary. One that is not stays float and is listed with the reason: it is
+    never quantized here, for that would be another model than the one that was measured.
+    """
+    try:
+        expected = expected or tuple(ternary_weights(model))
+        network = freeze(model)
+    except NoTernaryLayersError:
+        network = deepcopy(model)
+    network = network.cpu().eval().requires_grad_(False)
+    found: dict[str, Ternary] = {}
+    kept: dict[str, str] = {}
+    for name, weight in _candidates(network).items():
+        ternary = recognise(weight)
+        if ternary is not None:
+            found[name] = ternary
+            weight.copy_(ternary.dense())  # a zero has one sign in all formats
+        elif name in expected:
+            kept[name] = f"holds {len(torch.unique(weight))} different values, not scale × code"
+    if classes is None:
+        classes = _outputs(network, inputs)
+    return Trained(network, found, inputs, classes, kept, settings, accuracy, round)
+
+
+def from_run(
+    folder: str | Path, *, which: Literal["best", "last"] = "best", data_folder: Path | None = None
+) -> Trained:
+    """The model of a run folder: the one that judged best on held-out data, or that of the last round."""
+    path = Path(folder)
+    run = read_run(path)
+    experiment = Experiment.from_table(run.settings)
+    data = load(experiment.data.dataset, data_folder)
+    network = experiment.make_network(data)
+    weights, inside = _read_safetensors(path / f"{which}.safetensors")
+    _load_weights(network.model, weights, str(path))
+    number = inside.get("round")
+    record = next((each for each in run.rounds if each.round == number), None)
+    result = trained(
+        network.model, Inputs.of(data), classes=data.classes, expected=network.ternary,
+        settings=experiment.to_table(), accuracy=None if record is None else record.accuracy, round=number,
+    )  # fmt: skip
+    if record is not None and record.strategy == "II":
+        reason = f"round {number} went by Strategy II, whose model is in full precision"
+        return _with_kept(result, dict.fromkeys(result.kept_float, reason))
+    return result
+
+
+def from_file(path: str | Path, network: nn.Module | None = None) -> Trained:
+    """The model of a `.tern` or `.safetensors` file that `export` wrote; its weights are held to their digest.
+
+    The network is made from the settings in the file; a model that was exported without settings needs it given.
+    """
+    path = Path(path)
+    weights, facts = read_weights(path)
+    if not {"digest", "inputs", "classes"} <= set(facts):
+        raise ModelError(f"{path}: was not written by ternfed export; export the run folder instead")
+    inputs = Inputs.from_table(facts["inputs"])
+    if network is None:
+        network = _network(path, facts, inputs)
+    _load_weights(network, weights, str(path))
+    result = trained(
+        network, inputs, classes=facts["classes"], settings=facts["settings"],
+        accuracy=facts["accuracy"], round=facts["round"],
+    )  # fmt: skip
+    if digest(result.weights) != facts["digest"]:
+        raise ModelError(f"{path}: its weights do not have the digest it states; the file was changed")
+    return _with_kept(result, facts["float"])
+
+
+def open_trained(
+    source: str | Path, *, which: Literal["best", "last"] = "best", data_folder: Path | None = None
+) -> Trained:
+    """The model of a run folder, a `.tern` or a `.safetensors` file."""
+    path = Path(source)
+    if path.is_dir():
+        return from_run(path, which=which, data_folder=data_folder)
+    if path.suffix in (".tern", ".safetensors"):
+        return from_file(path)
+    raise ModelError(f"{path}: a run folder, a .tern or a .safetensors file can be exported")
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The dense tensors and the facts of a `.tern` or `.safetensors` file."""
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if not path.is_file():
+        raise ModelError(f"{path}: there is no such file")
+    tensors, metadata = load_tern(path)
+    dense = {name: value.dense() if isinstance(value, Ternary) else value for name, value in tensors.items()}
+    return dense, parse_facts(metadata)
+
+
+def parse_facts(metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """The facts in a file's metadata; none where it was not written here."""
+    try:
+        facts = json.loads((metadata or {}).get(KEY, "{}"))
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _candidates(network: nn.Module) -> dict[str, Tensor]:
+    """Weights of Linear and Conv layers by name; one that several layers share by its first name."""
+    layers = [(name, module) for name, module in network.named_modules() if isinstance(module, Quantizable)]
+    first: dict[int, str] = {}
+    for name, module in layers:
+        first.setdefault(id(module.weight), f"{name}.weight".removeprefix("."))
+    return {name: network.get_parameter(name).data for name in first.values()}
+
+
+def _outputs(network: nn.Module, inputs: Inputs) -> int:
+    from ternfed.data.images import normalise
+
+    with torch.no_grad():
+        result = network(normalise(inputs.example(2), inputs.mean, inputs.deviation))
+    if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:
+        kind = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise ModelError(f"{type(network).__name__} returns {kind} for 2 samples; one row of logits a sample is needed")
+    return result.shape[1]
+
+
+def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    try:
+        missing, unexpected = network.load_state_dict(dict(weights), strict=False)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{where}: its weights do not fit the network ({str(error).splitlines()[-1].strip()})"
+        ) from error
+    # A parameter with two names is saved under one.
+    own = {*dict(network.named_parameters()), *dict(network.named_buffers())}
+    wrong = [*(name for name in missing if name in own), *unexpected]
+    if wrong:
+        raise ModelError(f"{where}: its weights are not those of the network: {', '.join(sorted(wrong)[:3])}")
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise RunError(f"{path}: there is no such file; has the run reached its first checkpoint?")
+    try:
+        with safe_open(path, framework="pt") as stream:
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            return tensors, parse_facts(stream.metadata())
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: is no safetensors file ({error})") from error
+
+
+def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
+    if facts["settings"] is None:
+        raise ModelError(f"{path}: holds weights without settings to make the network from; give the network")
+    dtype = torch.uint8 if inputs.dtype == "uint8" else torch.float32
+    sample = Samples(torch.zeros(1, *inputs.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
+    shape_only = DataSet("the file", sample, sample, facts["classes"], inputs.mean, inputs.deviation)
+    return Experiment.from_table(facts["settings"]).make_network(shape_only).model
+
+
+def _with_kept(result: Trained, kept: Mapping[str, str]) -> Trained:
+    from dataclasses import replace
+
+    return replace(result, kept_float=dict(kept))
