@@ -185,6 +185,21 @@ def test_clients_may_differ_in_rate_and_in_epochs() -> None:
     check(network, training, works)
 
 
+@pytest.mark.parametrize("sizes", [(1, 7, 30, 64, 65, 100, 128, 200, 333), (64,) * 9])
+def test_a_client_gets_the_same_bits_alone_and_among_others(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    network = Network.of(mlp())
+    training = Training(epochs=2, quantizer=Quantizer(), ternary=network.ternary)
+    feed = Feed(Samples(torch.randn(sum(sizes), 784), torch.randint(10, (sum(sizes),))), (0.0,), (1.0,))
+    works = works_of(network, training, sizes)
+    together = list(train_batched(network, training, feed, works))
+    for k, work in enumerate(works):
+        [alone] = train_batched(network, training, feed, [work])
+        assert alone.loss == together[k].loss
+        torch.testing.assert_close(alone.local.weights, together[k].local.weights, rtol=0, atol=0)
+        torch.testing.assert_close(alone.local.factors, together[k].local.factors, rtol=0, atol=0)
+
+
 def test_a_client_without_samples_comes_back_as_it_was() -> None:
     network = network_of(small_mlp)
     works = works_of(network, Training(epochs=2, batch=8), (0, 4))

@@ -30,6 +30,9 @@ WINDOW = 256
 """Clients are sorted by size within so many of them; the results of no more are held back."""
 WORKING_SET = {"cpu": 16 << 20, "cuda": 1 << 30}
 """Bytes that the clients trained at once may touch in a step: on a CPU, what its last cache holds (docs/LOG.md)."""
+WHOLE = 16
+"""A short batch is filled up to a multiple of this: what is left over after whole vectors is computed by other code,
+which rounds otherwise, and a client's bits must not depend on how large its neighbours are."""
 
 Count = int | Tensor
 """A number of steps: the same for all clients, or (clients, 1) in float64."""
@@ -240,7 +243,8 @@ def _steps(works: Sequence[Work], training: Training, samples: Samples) -> Itera
         counts[count - 1 : epochs * count : max(count, 1), k] -= fill
     share = (torch.arange(batch) < counts.unsqueeze(2)) / counts.clamp_min(1).unsqueeze(2).to(torch.float64)
     index, share = index.to(device), share.to(device, samples.inputs.dtype)
-    rows_of = zip(index, samples.labels[index], share, counts.amax(1).tolist() if len(counts) else [], strict=True)
+    widths = [min(batch, -(-most // WHOLE) * WHOLE) for most in (counts.amax(1).tolist() if len(counts) else [])]
+    rows_of = zip(index, samples.labels[index], share, widths, strict=True)
     done = torch.tensor(steps, dtype=torch.float64, device=device).unsqueeze(1) * training.plain_epochs
 
     def unfinished(at: int, epochs: int) -> int:
@@ -280,12 +284,13 @@ def _forward(chain: list[Layer], weights: Weights, inputs: Tensor) -> list[Tenso
 
 def _cross_entropy(outputs: Tensor, step: _Step) -> tuple[Tensor, Tensor | None]:
     """The derivative (softmax - one-hot) · share, and the summed loss of every client in its last epoch, if any is."""
-    logs = outputs.log_softmax(1)
-    loss = None
-    if step.earlier < step.active:
-        last = slice(step.earlier, step.active)
-        loss = -(logs[last].gather(1, step.labels[last]) * (step.share[last] > 0)).sum((1, 2))
-    return logs.exp_().mul_(step.share).scatter_add_(1, step.labels, -step.share), loss
+    slope = outputs.softmax(1).mul_(step.share).scatter_add_(1, step.labels, -step.share)
+    if step.earlier == step.active:
+        return slope, None
+    last = slice(step.earlier, step.active)
+    right = outputs[last].log_softmax(1).gather(1, step.labels[last]) * (step.share[last] > 0)
+    # float64 holds the sum of a batch's float32 exactly, in whatever order.
+    return slope, -right.sum((1, 2), dtype=torch.float64)
 
 
 def _backward(chain: list[Layer], weights: Weights, values: list[Tensor], slope: Tensor) -> dict[str, Gradient]:
