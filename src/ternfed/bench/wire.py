@@ -81,7 +81,7 @@ class MessageRow:
     encode_ms: float
     decode_ms: float
     memory: float
-    """Peak extra memory of the worse direction, in trits."""
+    """Peak extra memory of the worse direction, beyond three times the dense bytes, in trits."""
 
 
 @dataclass(frozen=True)
