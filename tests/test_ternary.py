@@ -38,6 +38,7 @@ QUANTIZERS = [
     Quantizer(),
     Quantizer(Rule.MEAN, 0.7, Scale.MEAN),
     Quantizer(Rule.MAX, 0.05, Scale.TRAINED, FactorGradient.EXACT),
+    Quantizer(gradient=FactorGradient.SCALED),
 ]
 
 
@@ -177,6 +178,11 @@ class TestGradients:
     def test_fttq_exact_is_the_derivative_over_both_signs(self) -> None:
         _, factor = self.gradients(Quantizer(Rule.MEAN, 0.05), [0.5])
         assert factor == [10.0 - 30.0 + 40.0]
+
+    def test_fttq_scaled_divides_by_the_root_of_the_layers_size(self) -> None:
+        latent, factor = self.gradients(Quantizer(Rule.MEAN, 0.05, gradient=FactorGradient.SCALED), [0.5])
+        assert latent == [5.0, 20.0, 15.0, 20.0]
+        assert factor == [(10.0 - 30.0 + 40.0) / 2]
 
     def test_ttq_trains_each_sign_by_itself(self) -> None:
         latent, factors = self.gradients(TTQ, [0.5, 0.25])

@@ -15,9 +15,9 @@ same for many layers in a few kernels. Equations are named by their label in the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,9 @@ class FactorGradient(StrEnum):
     """Σ g over I_p alone (eq. grad_wq)."""
     EXACT = "exact"
     """Σ g·I over I_p and I_n: the true derivative of θ^t = w^q · I."""
+    SCALED = "scaled"
+    """The exact one over √n, n the layer's weights (as Esser et al. 2020 scale the gradient of a learned step): the sum
+    grows with the layer, and plain SGD would diverge on wide ones. Adam does not see the difference."""
 
 
 class NonFiniteError(ValueError):
@@ -90,7 +93,7 @@ class Quantizer:
 
 def check_threshold_factor(rule: Rule, factor: float) -> None:
     """Refuse a factor with which no weight, or a meaningless set of them, could be kept."""
-    if not (isfinite(factor) and factor >= 0):
+    if not (math.isfinite(factor) and factor >= 0):
         raise ValueError(f"threshold factor {factor} must be a finite number of at least 0")
     if rule is Rule.MAX and factor >= 1:
         raise ValueError(f"threshold factor {factor} must be under 1 with the rule 'max', or no weight is kept")
@@ -177,6 +180,8 @@ def quantize(latent: Tensor, factors: Tensor | None, quantizer: Quantizer) -> Te
             weight = codes * scale
         case Scale.TRAINED:
             scale = _required(factors, quantizer)
+            if quantizer.gradient is FactorGradient.SCALED:
+                scale = scale.detach() + (scale - scale.detach()) / math.sqrt(latent.numel())
             weight = codes * scale
             if quantizer.gradient is FactorGradient.PAPER:
                 # Only I_p passes a gradient to w^q; the part on I_n keeps its value.

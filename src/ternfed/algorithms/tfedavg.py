@@ -89,11 +89,11 @@ class Settings:
     """Draw T_k anew for each client and round from [factor, factor + 0.01) (eq. tk)."""
     scale: Scale = Scale.TRAINED
     """w^q `trained`, a `pair` w_p and w_n trained, or the `mean` of the kept weights."""
-    gradient: FactorGradient = FactorGradient.EXACT
+    gradient: FactorGradient = FactorGradient.SCALED
     start: Start = Start.MEAN
     latents: Latents = Latents.NORMALISED
     clip: float | None = 1.0
-    """Latent weights stay in [-clip, clip]; null: they are not clipped."""
+    """Latent weights stay in [-clip, clip]; "none": they are not clipped."""
     latent_rate: float = 24.0
     """Latent weights learn at so many times the learning rate."""
     factor_rate: float = 0.1

@@ -1,0 +1,298 @@
+"""The command line: each verb calls one public function and shows what it returns.
+
+Exit codes: 0; 1 for a run that failed; 2 for wrong input, with one clear sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ternfed import terminal
+
+if TYPE_CHECKING:
+    from ternfed.experiment import Experiment
+
+app = typer.Typer(
+    help="Federated learning over slow links: ternary networks, trits on the wire in both directions.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Benchmarks: ratios measured side by side in one run.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")]
+Device = Annotated[str, typer.Option(help="Where to train: cpu or cuda.")]
+
+FLAGS = {
+    "dataset": "data.dataset",
+    "classes_per_client": "data.classes_per_client",
+    "balance": "data.balance",
+    "alpha": "data.alpha",
+    "model": "model.name",
+    "algorithm": "algorithm.name",
+    "preset": "algorithm.preset",
+    "clients": "federation.clients",
+    "participation": "federation.participation",
+    "rounds": "federation.rounds",
+    "epochs": "training.epochs",
+    "batch": "training.batch",
+    "rate": "training.rate",
+}
+"""Options of `run` and the settings they stand for."""
+
+
+@app.command()
+def run(
+    file: Annotated[Path | None, typer.Argument(help="An experiment as TOML; without it, all defaults.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="digits, mnist, cifar10 or module:function.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="tfedavg, fedavg, cmfl, stc, centralized, module:function.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Named settings of the algorithm, `paper` say.")] = None,
+    model: Annotated[str | None, typer.Option(help="mlp, cnn, resnet18 or module:function.")] = None,
+    clients: Annotated[int | None, typer.Option(help="N: how many clients there are.")] = None,
+    participation: Annotated[float | None, typer.Option(help="λ: the share that takes part in a round.")] = None,
+    classes_per_client: Annotated[int | None, typer.Option(help="N_c: classes a client holds.")] = None,
+    balance: Annotated[float | None, typer.Option(help="β: median / max of the clients' sizes.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="α of a Dirichlet partition.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="E: local epochs a round.")] = None,
+    batch: Annotated[int | None, typer.Option(help="B: local batch size.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random comes from it.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeat with so many seeds, one after another.")] = 1,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, any setting; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; else a new one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Delete an earlier run in --out.")] = False,
+    data: DataDir = None,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Run an experiment in this process: every message really encoded, every byte counted."""
+    flags = locals()
+    with one_sentence():
+        given = [f"{key}={flags[flag]}" for flag, key in FLAGS.items() if flags[flag] is not None]
+        given += [f"seed={seed}"] if seed is not None else []
+        experiment = read_experiment(file, [*given, *(settings or [])], out if resume else None)
+        results = []
+        for offset in range(seeds):
+            one = experiment.with_settings([f"seed={experiment.seed + offset}"]) if offset else experiment
+            folder = out if seeds == 1 else (out or _fresh(experiment.name)) / f"seed-{one.seed}"
+            results.append(_run_one(one, folder or _fresh(one.name), data, device, resume, overwrite, as_json))
+        if as_json:
+            terminal.print_json(results[0] if seeds == 1 else _over_seeds(results))
+        elif seeds > 1:
+            both = _over_seeds(results)
+            terminal.out.print(
+                f"{seeds} seeds: accuracy {100 * both['accuracy']:.2f} ± {100 * both['accuracy_deviation']:.2f} %"
+            )
+
+
+def read_experiment(file: Path | None, given: list[str], resumed: Path | None) -> Experiment:
+    """The experiment of a file, or of a run that goes on, with the given settings before what it says."""
+    from ternfed.experiment import Experiment, override
+
+    if resumed is not None and file is None:
+        file = resumed / "config.toml"
+    return Experiment.from_table(override({}, given)) if file is None else Experiment.from_file(file, given)
+
+
+def _run_one(
+    experiment: Experiment, folder: Path, data: Path | None, device: str, resume: bool, overwrite: bool, quiet: bool
+) -> dict[str, Any]:
+    """One run into one folder, with its progress on standard error."""
+    from ternfed.data.sets import load
+    from ternfed.federation import open_federation
+    from ternfed.runs import RunFolder, summarise
+    from ternfed.simulate import record
+    from ternfed.state import pack
+
+    _check_device(device)
+    federation = open_federation(experiment, load(experiment.data.dataset, data), device)
+    size = sum(t.nbytes for t in pack(federation.open())[0].values())
+    if resume:
+        target, _, past, saved = RunFolder.resume(folder, experiment, device=device)
+    else:
+        past, saved = [], None
+        target = RunFolder.create(folder, experiment, overwrite=overwrite, checkpoint_bytes=size, device=device)
+    with target, failing():
+        total = experiment.federation.rounds
+        coming = record(federation, target, saved)
+        rounds = [*past, *terminal.show_rounds(coming, total, experiment.name, len(past), quiet)]
+        summary = summarise(rounds, experiment, str(folder))
+        target.finish(summary)
+    if not quiet:
+        terminal.out.print(terminal.summary_table({experiment.name: summary}))
+        terminal.out.print(f"The run is in {folder}")
+    return summary
+
+
+def _over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
+    accuracies = [result["accuracy"] for result in results]
+    return {
+        "accuracy": statistics.mean(accuracies),
+        "accuracy_deviation": statistics.stdev(accuracies),
+        "best_accuracy": statistics.mean(result["best_accuracy"] for result in results),
+        "bytes_up": statistics.mean(result["bytes_up"] for result in results),
+        "bytes_down": statistics.mean(result["bytes_down"] for result in results),
+        "runs": results,
+    }
+
+
+def _fresh(name: str) -> Path:
+    """A folder under runs/ that is not there yet."""
+    folder, number = Path("runs") / name, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{name}-{number}", number + 1
+    return folder
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device {device}: cpu or cuda is allowed")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: PyTorch sees no GPU here")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo"),
+    as_json: Json = False,
+) -> None:
+    """FedAvg against T-FedAvg on handwritten digits: 20 clients with two classes each, under a minute."""
+    from ternfed.demo import play_demo
+    from ternfed.report import comparison_picture
+    from ternfed.runs import summarise
+
+    with one_sentence(), failing():
+        runs, summaries = {}, {}
+        for name, experiment, rounds in play_demo():
+            shown = terminal.show_rounds(rounds, experiment.federation.rounds, f"{name:8}", quiet=as_json)
+            runs[name] = list(shown)
+            summaries[name] = summarise(runs[name], experiment)
+        picture = comparison_picture(runs, out / "demo.png", "Digits, 20 clients, two classes each")
+        if as_json:
+            terminal.print_json({**summaries, "picture": str(picture)})
+        else:
+            terminal.out.print(terminal.summary_table(summaries))
+            terminal.out.print(f"The picture is {picture}")
+
+
+@app.command()
+def inspect(file: Annotated[Path, typer.Argument(help="A .tern file.")], as_json: Json = False) -> None:
+    """What is in a model file: shapes, zeros, bits per weight, entropy, size against fp32."""
+    from dataclasses import asdict
+
+    from ternfed.wire.tern import describe
+
+    with one_sentence():
+        summary = describe(file)
+        if as_json:
+            terminal.print_json(asdict(summary))
+            return
+        headings = ("tensor", "shape", "kind", "zeros", "bits a weight", "entropy")
+        rows = (
+            (
+                row.name,
+                "×".join(map(str, row.shape)) or "scalar",
+                str(row.kind),
+                f"{100 * row.zeros:.1f}%",
+                f"{row.bits:.3f}",
+                "–" if row.entropy is None else f"{row.entropy:.3f}",
+            )
+            for row in summary.rows
+        )
+        terminal.out.print(terminal.rows_table(headings, rows))
+        terminal.out.print(
+            f"{summary.codec} · {terminal.size(summary.bytes)}, {summary.ratio:.1f} times smaller than "
+            f"{terminal.size(summary.float32_bytes)} of float32"
+        )
+
+
+@bench.command("step")
+def bench_step(rounds: Annotated[int, typer.Option(min=3, help="Measurements of each side.")] = 41) -> None:
+    """What FTTQ costs a training step, with and without it in turns."""
+    from ternfed.bench import step
+
+    print_markdown(step.table(list(waiting(step.run(rounds)))))
+
+
+@bench.command("wire")
+def bench_wire() -> None:
+    """Sizes, speeds and memory of the codecs, beside 2-bit packing, zstd alone and nncodec."""
+    from ternfed.bench import wire
+
+    with terminal.err.status("measuring"):
+        report = wire.run()
+    print_markdown(wire.table(report))
+
+
+@bench.command("rounds")
+def bench_rounds(rounds: Annotated[int, typer.Option(min=3, help="Measurements of each side.")] = 15) -> None:
+    """Local training of a round: the plain loop, one client at a time, all at once, T-FedAvg, FedJAX."""
+    from ternfed.bench import rounds as speed
+
+    print_markdown(speed.table(list(waiting(speed.run(rounds)))))
+
+
+def print_markdown(text: str) -> None:
+    """A table as Markdown, ready for a page."""
+    sys.stdout.write(text + "\n")
+
+
+def waiting(rows: Iterable[Any]) -> Iterator[Any]:
+    """Pass rows on, with a spinner while they are measured."""
+    with terminal.err.status("measuring"):
+        yield from rows
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Wrong input ends with one sentence and exit code 2."""
+    try:
+        yield
+    except (ValueError, ImportError, FileNotFoundError) as error:
+        if os.environ.get("TERNFED_TRACEBACK"):
+            raise
+        terminal.fail(error)
+        raise typer.Exit(2) from error
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """A run that fails after it began ends with one sentence and exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("TERNFED_TRACEBACK"):
+            raise
+        terminal.fail(error)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        terminal.fail("interrupted; a run with a folder goes on by --resume")
+        raise typer.Exit(1) from error
+
+
+def main(arguments: Callable[[], list[str]] | None = None) -> None:
+    """The entry point: own modules are found from the current directory."""
+    sys.path.insert(0, os.getcwd())
+    app()
+
+
+if __name__ == "__main__":
+    main()
