@@ -84,7 +84,7 @@ def measure(name: str, model: Trained, seconds: float, smaller: float = 0, faste
         sizes = [path.stat().st_size for path in paths]
         memory = [_torch_memory(model, Path(folder)), *(_onnx_memory(path, model.inputs) for path in paths[1:])]
         sessions = [session(str(path)) for path in paths[1:]]
-    times = [_times([_torch_call(model, b), *(_onnx_call(s, model, b) for s in sessions)], seconds) for b in BATCHES]
+    times = [turns([_torch_call(model, b), *(_onnx_call(s, model, b) for s in sessions)], seconds) for b in BATCHES]
     medians = [[statistics.median(column) for column in zip(*rows, strict=True)] for rows in times]
     gains = [_quartiles([row[1] / row[2] for row in rows]) for rows in times]
     sides = (
@@ -149,7 +149,7 @@ def _onnx_call(opened: Any, model: Trained, batch: int) -> Callable[[], Any]:
     return lambda: opened.run(None, feed)
 
 
-def _times(calls: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
+def turns(calls: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
     """Seconds a call, one row a turn: a block of calls of each side, one side after the other."""
     counts = []
     for call in calls:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -52,11 +53,12 @@ class Inspection:
     """`Trained.facts`: settings, accuracy, round, digest of the weights, inputs, ternary and float weights."""
 
 
-def export(model: Trained, to: str | Path, *, normalised: bool = True) -> Exported:
+def export(model: Trained, to: str | Path, *, normalised: bool = True, exact: bool = False) -> Exported:
     """Write a model as `.onnx`, `.tern` or `.safetensors`, by the name of the file; whole or not at all.
 
-    `normalised` puts the normalisation of the inputs into the ONNX graph; the other two formats hold weights alone, and
-    say in their metadata what normalisation they need.
+    For ONNX, `normalised` puts the normalisation of the inputs into the graph, and `exact` keeps large matrices from
+    the 2-bit product, whose activations are rounded to int8. The other two formats hold weights alone, and say in their
+    metadata what normalisation they need.
     """
     path = Path(to)
     if path.suffix not in SUFFIXES:
@@ -65,9 +67,11 @@ def export(model: Trained, to: str | Path, *, normalised: bool = True) -> Export
         raise ModelError(f"{path.parent}: there is no such folder")
     facts = model.facts()
     if path.suffix == ".onnx":
+        from ternfed.edge.forms import PRODUCT_FROM
         from ternfed.edge.graph import to_onnx
 
-        data = to_onnx(model, normalised=normalised).SerializeToString()
+        least = sys.maxsize if exact else PRODUCT_FROM
+        data = to_onnx(model, normalised=normalised, product_from=least).SerializeToString()
     else:
         data = _tern(model, facts) if path.suffix == ".tern" else _safetensors(model, facts)
     part = path.with_name(f"{path.name}.part")
@@ -82,11 +86,13 @@ def export_from(
     to: str | Path,
     *,
     normalised: bool = True,
+    exact: bool = False,
     which: Literal["best", "last"] = "best",
     data_folder: Path | None = None,
 ) -> Exported:
     """What `ternfed export` does: `export` of a run folder, or of a `.tern` or `.safetensors` file that it wrote."""
-    return export(open_trained(source, which=which, data_folder=data_folder), to, normalised=normalised)
+    model = open_trained(source, which=which, data_folder=data_folder)
+    return export(model, to, normalised=normalised, exact=exact)
 
 
 def inspect(path: str | Path) -> Inspection:

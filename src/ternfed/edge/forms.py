@@ -93,30 +93,32 @@ def unpack_function(opset: int) -> Any:
     )
 
 
-def product(name: str, weight: Ternary, gain: Floats | None, source: str, bias: str, output: str) -> Piece:
+def product(
+    name: str, weight: Ternary, gain: Floats | None, source: str, bias: str, output: str, block: int = BLOCK
+) -> Piece:
     """output = source · (gain × weight)ᵀ + bias by 2-bit products; `bias` is the name of a tensor, or empty."""
     from onnx import TensorProto
 
     codes = weight.codes.numpy()
     rows, columns = codes.shape
-    blocks = -(-columns // BLOCK)
+    blocks = -(-columns // block)
     positive, negative = weight.positive.item(), weight.negative.item()
     piece = Piece()
     shape = piece.constant(f"{name}/blocks", np.array([rows, blocks]))
-    options = {"K": columns, "N": rows, "bits": 2, "block_size": BLOCK, "accuracy_level": 4, "domain": "com.microsoft"}
+    options = {"K": columns, "N": rows, "bits": 2, "block_size": block, "accuracy_level": 4, "domain": "com.microsoft"}
 
     def scales(factor: float, suffix: str) -> str:
-        values = np.full((rows, 1), factor) * (1 if gain is None else gain.reshape(-1, 1))
-        values = values.astype(np.float32) if gain is not None else np.full((1, 1), factor, np.float32)
+        values = np.float32(factor) * (np.ones((1, 1), np.float32) if gain is None else gain.reshape(-1, 1))
         return piece.node("Expand", [piece.constant(f"{name}/{suffix}", values), shape], f"{name}/{suffix}s")
 
     def multiply(packed: str, scale: str, bias: str, result: str) -> str:
         inputs = [source, packed, scale, *(["", "", bias] if bias else [])]
         return piece.node("MatMulNBits", inputs, result, **options)
 
-    packed = piece.constant(f"{name}/packed", pack_pairs(codes))
-    if positive == negative or not (codes > 0).any() or not (codes < 0).any():
-        multiply(packed, scales(max(positive, negative), "scale"), bias, output)
+    packed = piece.constant(f"{name}/packed", pack_pairs(codes, block))
+    used = {scale for code, scale in ((1, positive), (-1, negative)) if (codes == code).any()}
+    if len(used) <= 1:
+        multiply(packed, scales(max(used, default=0.0), "scale"), bias, output)
         return piece
     table = piece.constant("sizes", _size_table())
     indices = piece.node("Cast", [packed], f"{name}/indices", to=TensorProto.INT32)
@@ -135,13 +137,13 @@ def pack_trits(codes: NDArray[np.int8]) -> Bytes:
     return (digits @ np.array([1, 3, 9, 27, 81], np.uint8)).astype(np.uint8)
 
 
-def pack_pairs(codes: NDArray[np.int8]) -> Bytes:
-    """Codes + 2 in two bits each, lowest first, rows filled with zeros to whole blocks: (rows, blocks, BLOCK / 4)."""
+def pack_pairs(codes: NDArray[np.int8], block: int = BLOCK) -> Bytes:
+    """Codes + 2 in two bits each, lowest first, rows filled with zeros to whole blocks: (rows, blocks, block / 4)."""
     rows, columns = codes.shape
-    blocks = -(-columns // BLOCK)
-    values = np.full((rows, blocks * BLOCK), 2, np.uint8)
+    blocks = -(-columns // block)
+    values = np.full((rows, blocks * block), 2, np.uint8)
     values[:, :columns] = codes + 2
-    quads = values.reshape(rows, blocks, BLOCK // 4, 4)
+    quads = values.reshape(rows, blocks, block // 4, 4)
     result: Bytes = quads[..., 0] | quads[..., 1] << 2 | quads[..., 2] << 4 | quads[..., 3] << 6
     return result
 

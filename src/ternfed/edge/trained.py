@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ternfed.data.images import normalise
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet, Samples
 from ternfed.experiment import Experiment
@@ -213,6 +214,33 @@ def open_trained(
     raise ModelError(f"{path}: a run folder, a .tern or a .safetensors file can be exported")
 
 
+def call(network: nn.Module, inputs: Inputs, batch: int) -> Any:
+    """What a network makes of so many example samples; `ModelError` names the layer in which it fails."""
+    inside: list[tuple[str, nn.Module]] = []
+    hooks = []
+    for name, module in network.named_modules():
+        hooks.append(module.register_forward_pre_hook(lambda m, _, name=name: inside.append((name, m))))
+        hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None))
+    try:
+        with torch.no_grad():
+            return network(normalise(inputs.example(batch), inputs.mean, inputs.deviation))
+    except Exception as error:  # a user's network may fail in any way
+        name, module = inside[-1] if inside else ("", network)
+        layer = f"layer {name} ({type(module).__name__})" if name else type(network).__name__
+        raise ModelError(f"{layer} fails on {batch} samples of shape {inputs.shape}: {reason(error)}") from error
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def reason(error: BaseException) -> str:
+    """The first line of the error that started it all, and its kind."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The dense tensors and the facts of a `.tern` or `.safetensors` file."""
     if path.suffix == ".safetensors":
@@ -243,10 +271,7 @@ def _candidates(network: nn.Module) -> dict[str, Tensor]:
 
 
 def _outputs(network: nn.Module, inputs: Inputs) -> int:
-    from ternfed.data.images import normalise
-
-    with torch.no_grad():
-        result = network(normalise(inputs.example(2), inputs.mean, inputs.deviation))
+    result = call(network, inputs, 2)
     if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:
         kind = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise ModelError(f"{type(network).__name__} returns {kind} for 2 samples; one row of logits a sample is needed")
@@ -290,6 +315,4 @@ def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
 
 
 def _with_kept(result: Trained, kept: Mapping[str, str]) -> Trained:
-    from dataclasses import replace
-
     return replace(result, kept_float=dict(kept))
