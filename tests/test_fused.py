@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ternfed.fused import quantize_all
+from ternfed.fused import _Segments, quantize_all
 from ternfed.ternary import Quantizer, Scale, quantize, start_factors
 from test_ternary import QUANTIZERS, randn
 
@@ -77,3 +77,40 @@ def test_a_gpu_gives_the_same(quantizer: Quantizer) -> None:
     here = quantize_all(latents, factors, quantizer)
     there = quantize_all([t.cuda() for t in latents], [t.cuda() for t in factors], quantizer)
     torch.testing.assert_close([t.cpu() for t in there], here, **CLOSE)
+
+
+def test_weights_with_channels_last_keep_their_layout_and_their_values() -> None:
+    latents = [randn(4, 3, 2, 2), randn(5, 4, 3, 3, seed=1)]
+    factors = factors_for(latents, Quantizer())
+    incoming = [randn(*latent.shape, seed=9) for latent in latents]
+
+    def run(layout: torch.memory_format) -> tuple[list[Tensor], list[Tensor]]:
+        leaves = [t.clone(memory_format=layout).requires_grad_() for t in latents]
+        trained = [t.clone().requires_grad_() for t in factors]
+        weights = quantize_all(leaves, trained, Quantizer())
+        assert all(weight.is_contiguous(memory_format=layout) for weight in weights)
+        torch.autograd.backward(weights, incoming)
+        return weights, [leaf.grad for leaf in (*leaves, *trained) if leaf.grad is not None]
+
+    torch.testing.assert_close(run(torch.channels_last), run(torch.contiguous_format), **CLOSE)
+
+
+def test_a_narrower_dtype_rounds_the_weights_and_nothing_else() -> None:
+    latents = [randn(6, 5).float().requires_grad_(), randn(5, 3, seed=1).float().requires_grad_()]
+    factors = [f.requires_grad_() for f in factors_for([t.detach() for t in latents], Quantizer())]
+    wide = quantize_all(latents, factors, Quantizer())
+    narrow = quantize_all(latents, factors, Quantizer(), dtype=torch.bfloat16)
+    assert all(torch.equal(one, two.bfloat16()) for one, two in zip(narrow, wide, strict=True))
+    torch.autograd.backward(narrow, [torch.ones_like(weight) for weight in narrow])
+    assert all(leaf.grad is not None and leaf.grad.dtype == torch.float32 for leaf in (*latents, *factors))
+
+
+@pytest.mark.parametrize(
+    ("layers", "clients"), [((36864, 4096, 36864), 1), ((200, 81920), 1), ((30, 15), 4), ((7, 3), 2)]
+)
+@pytest.mark.parametrize("how", ["sum", "mean", "amax"])
+def test_reducing_by_pieces_is_reducing_by_layer(layers: tuple[int, ...], clients: int, how: str) -> None:
+    segments = _Segments(clients, layers, torch.device("cpu"))
+    numbers = randn(clients * sum(layers)).abs()
+    # Sums of up to 81,920 numbers near 1, in another order: relative errors add up to some hundred units.
+    torch.testing.assert_close(segments.reduce_by_pieces(numbers, how), segments.reduce(numbers, how), **CLOSE)

@@ -184,3 +184,29 @@ class TestState:
 def test_the_papers_models_have_the_papers_ternary_weights(model: nn.Module, ternary: int) -> None:
     weights = ternary_weights(ternarize_(model))
     assert sum(weight.codes.numel() for weight in weights.values()) == ternary
+
+
+def test_autocast_computes_with_rounded_ternary_weights_and_spares_layers_that_leave_it() -> None:
+    class Excluding(nn.Module):
+        """Its middle layer computes in full precision whatever surrounds it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.outer, self.last = (nn.Linear(4, 4, bias=False) for _ in range(4))
+
+        def forward(self, batch: Tensor) -> Tensor:
+            batch = self.inner(self.first(batch))
+            with torch.autocast("cpu", enabled=False):
+                batch = self.outer(batch.float())
+            last: Tensor = self.last(batch)
+            return last
+
+    model, seen = ternarize_(Excluding()), {}
+    for name in ("inner", "outer"):
+        model.get_submodule(name).register_forward_hook(lambda layer, _i, _o, n=name: seen.update({n: layer.weight}))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(3, 4)).sum().backward()
+    dense = {name: ternary.dense() for name, ternary in ternary_weights(model).items()}
+    assert torch.equal(seen["inner"], dense["inner.weight"].bfloat16())
+    assert torch.equal(seen["outer"], dense["outer.weight"])
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())

@@ -136,8 +136,9 @@ def _chunks(window: list[Work], most: int) -> Iterator[list[int]]:
 def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works: Sequence[Work]) -> list[Trained]:
     """All local steps of clients with one rate and one number of epochs, the largest client first."""
     clients = [work.local for work in works]
-    weights = {name: torch.stack([local.weights[name] for local in clients]) for name in clients[0].weights}
-    factors = {name: torch.stack([local.factors[name] for local in clients]) for name in clients[0].factors}
+    device = samples.inputs.device
+    weights = {name: torch.stack([local.weights[name] for local in clients]).to(device) for name in clients[0].weights}
+    factors = {name: torch.stack([local.factors[name] for local in clients]).to(device) for name in clients[0].factors}
     latents = {name: tensor for name, tensor in weights.items() if name in training.ternary}
     quantized = training.quantizer if latents else None
     thresholds = _thresholds(quantized, works, next(iter(weights.values())))
@@ -147,9 +148,6 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
     losses = torch.zeros(len(works), dtype=torch.float64, device=room.device)
 
     for step in _steps(works, training, samples):
-        rows = room[: len(step.chosen)]
-        torch.index_select(samples.inputs, 0, step.chosen, out=rows)
-        inputs = rows.view(step.active, -1, rows.shape[1]).transpose(1, 2)
         now = {name: _part(tensor, 0, step.active) for name, tensor in weights.items()}
         trace = None
         ternary = step.plain, step.active
@@ -162,6 +160,10 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
                 thresholds=_part(thresholds, *ternary),
             )
             now |= {name: _after(now[name], new) for name, new in zip(latents, codes, strict=True)}
+        # Only now, because these inputs push everything else out of the cache.
+        rows = room[: len(step.chosen)]
+        torch.index_select(samples.inputs, 0, step.chosen, out=rows)
+        inputs = rows.view(step.active, -1, rows.shape[1]).transpose(1, 2)
         values = _forward(chain, now, inputs)
         slope, loss = _cross_entropy(values[-1], step)
         if loss is not None:
@@ -188,8 +190,8 @@ def _taken(local: Local, weights: Weights, factors: Weights, k: int) -> Local:
     """What client k trained. Copies: its result must not keep the stacked tensors of all clients alive."""
     return replace(
         local,
-        weights={name: tensor[k].clone() for name, tensor in weights.items()},
-        factors={name: tensor[k].clone() for name, tensor in factors.items()},
+        weights={name: tensor[k].to(local.weights[name].device, copy=True) for name, tensor in weights.items()},
+        factors={name: tensor[k].to(local.factors[name].device, copy=True) for name, tensor in factors.items()},
         buffers={name: tensor.clone() for name, tensor in local.buffers.items()},
     )
 
@@ -200,11 +202,11 @@ def _after(all_: Tensor, last: Tensor) -> Tensor:
 
 
 def _thresholds(quantizer: Quantizer | None, works: Sequence[Work], like: Tensor) -> Tensor:
-    """T_k of every client, (clients,)."""
+    """T_k of every client, (clients, 1)."""
     if quantizer is not None:
         for work in works:
             check_threshold_factor(quantizer.rule, work.local.threshold)
-    return like.new_tensor([work.local.threshold for work in works])
+    return like.new_tensor([[work.local.threshold] for work in works])
 
 
 class _Step(NamedTuple):

@@ -11,17 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import groupby
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ternfed.ternary import FactorGradient, Quantizer, Rule, Scale
-
-MOST_RUNS = 8
-"""On a GPU, up to so many runs of equal layers are reduced as matrices, which is faster than `segment_reduce`."""
 
 
 class Trace(NamedTuple):
@@ -70,7 +66,7 @@ def forward(
 ) -> tuple[list[Tensor], Trace]:
     """The ternary weights of every layer, and the trace its `backward` reads.
 
-    `thresholds`, (clients,), gives each client a factor of its own (T_k) in place of the quantizer's.
+    `thresholds`, (clients, 1), gives each client a factor of its own (T_k) in place of the quantizer's.
     """
     shapes = tuple(latent.shape for latent in latents)
     joined = _join(factors, batched) if factors else None
@@ -91,9 +87,10 @@ def forward_flat(
     flat = segments.lay(flat)
     size = flat.abs()
     delta = segments.reduce(size, "amax" if quantizer.rule is Rule.MAX else "mean")
-    delta.view(-1, len(shapes)).mul_(quantizer.factor if thresholds is None else thresholds.unsqueeze(1))
+    delta.view(-1, len(shapes)).mul_(quantizer.factor if thresholds is None else thresholds)
     # Masks are 0 and 1 in the dtype of the weights: mixing bool and float takes several times as long.
-    kept = torch.gt(size, segments.spread(delta), out=torch.empty_like(size))
+    room = torch.empty_like(size) if quantizer.scale is Scale.MEAN else size  # whose sizes are of use no longer
+    kept = torch.gt(size, segments.spread(delta), out=room)
     codes = torch.copysign(kept, flat)
     if quantizer.scale is Scale.MEAN:
         count = segments.reduce(kept, "sum").clamp_min(1)
@@ -129,11 +126,13 @@ def backward_flat(trace: Trace, flat: Tensor) -> tuple[Tensor, Tensor | None]:
     if trace.quantizer.scale is Scale.PAIR:
         plus = segments.dot(flat, trace.codes.clamp_min(0))
         both = segments.dot(flat, trace.codes)
-        summed = torch.stack((plus, both - plus), dim=1).view(-1) * trace.factors.sign()
+        summed = torch.stack((plus, both - plus), dim=1).view(-1) * trace.factors.sign().view(-1)
     elif trace.quantizer.gradient is FactorGradient.PAPER:
         summed = segments.dot(flat, trace.codes.clamp_min(0))
     else:
         summed = segments.dot(flat, trace.codes)
+        if trace.quantizer.gradient is FactorGradient.SCALED:
+            summed.mul_(segments.lengths.to(summed.dtype).rsqrt())
     return latents.view(-1), summed
 
 
@@ -165,9 +164,9 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 def _join(tensors: Sequence[Tensor], batched: bool) -> Tensor:
-    """All elements end to end, (n,): by layer, or by client and then layer."""
+    """All elements end to end, (n,): by layer, or by client and then layer. A single layer stays as it is."""
     if len(tensors) == 1:
-        return tensors[0].reshape(-1)
+        return tensors[0]
     if batched:
         return torch.cat([t.reshape(t.shape[0], -1) for t in tensors], dim=1).view(-1)
     return torch.cat([t.reshape(-1) for t in tensors])
@@ -208,9 +207,16 @@ class _Segments:
         return torch.repeat_interleave(self.lengths)
 
     @cached_property
-    def runs(self) -> list[tuple[int, int]]:
-        """(length, how many) of neighbours of one length."""
-        return [(length, len(list(run))) for length, run in groupby(self.layers * self.clients)]
+    def piece(self) -> int:
+        """The longest length that all layers are multiples of."""
+        return gcd(*self.layers)
+
+    @cached_property
+    def members(self) -> Tensor:
+        """(layers, pieces of a client) bool: which pieces make up which layer."""
+        layer = torch.arange(len(self.layers), device=self.device)
+        counts = torch.tensor([length // self.piece for length in self.layers], device=self.device)
+        return layer.unsqueeze(1) == layer.repeat_interleave(counts)
 
     @cached_property
     def even(self) -> bool:
@@ -219,7 +225,7 @@ class _Segments:
 
     def lay(self, flat: Tensor) -> Tensor:
         """The elements as the other functions take them: (s, n/s) where the segments are even, else (n,)."""
-        return flat.view(-1, self.layers[0]) if self.even else flat
+        return flat.reshape(-1, self.layers[0]) if self.even else flat
 
     def reduce(self, laid: Tensor, how: str) -> Tensor:
         """The sum, mean or maximum (`amax`) of each segment, (s,)."""
@@ -228,12 +234,17 @@ class _Segments:
         if laid.device.type == "cpu":  # where segment_reduce is several times slower than a reduction a layer
             parts = torch.split(laid.view(self.clients, -1), list(self.layers), dim=1)
             return torch.stack([_along_rows(part, how) for part in parts], dim=1).view(-1)
-        if len(self.runs) <= MOST_RUNS:
-            parts = torch.split(laid, [count * length for length, count in self.runs])
-            rows = (part.view(count, length) for part, (length, count) in zip(parts, self.runs, strict=True))
-            return torch.cat([_along_rows(matrix, how) for matrix in rows])
+        if len(self.layers) <= 4 * self.piece:  # else what `members` spreads out would be longer than the weights
+            return self.reduce_by_pieces(laid, how)
         # unsafe skips checks that would wait for the device; the lengths are ours and add up.
         return torch.segment_reduce(laid, how.removeprefix("a"), lengths=self.lengths, unsafe=True)
+
+    def reduce_by_pieces(self, laid: Tensor, how: str) -> Tensor:
+        """Like `reduce`, for a maximum of at least 0: three kernels, however many layers of whatever lengths."""
+        one = "amax" if how == "amax" else "sum"
+        pieces = _along_rows(laid.view(-1, self.piece), one).view(self.clients, 1, -1)
+        whole = _along_rows(pieces * self.members, one).view(-1)
+        return whole / self.lengths if how == "mean" else whole
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
         """Σ left · right of each segment, (s,)."""
@@ -245,7 +256,7 @@ class _Segments:
 
 
 def _along_rows(rows: Tensor, how: str) -> Tensor:
-    return rows.sum(1) if how == "sum" else rows.mean(1) if how == "mean" else rows.amax(1)
+    return rows.sum(-1) if how == "sum" else rows.mean(-1) if how == "mean" else rows.amax(-1)
 
 
 @lru_cache(maxsize=64)

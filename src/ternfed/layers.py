@@ -15,6 +15,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -110,7 +111,10 @@ class _TernaryWeight(nn.Module):
         self.ready: Tensor | None = None
 
     def forward(self, latent: Tensor) -> Tensor:
-        return quantize(latent, self.factors, self.quantizer) if self.ready is None else self.ready
+        # What was made ready for autocast does not suit a layer that the model excludes from it.
+        if self.ready is None or self.ready.dtype != (_autocast_dtype(latent) or latent.dtype):
+            return quantize(latent, self.factors, self.quantizer)
+        return self.ready
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight
@@ -140,13 +144,20 @@ class _QuantizeTogether:
     def __call__(self, _model: nn.Module, _inputs: object) -> None:
         latents = [layer.latent for layer in self.layers]
         factors = [layer.weight.factors for layer in self.layers if layer.weight.factors is not None]
-        weights = quantize_all(latents, factors, self.layers[0].weight.quantizer)
+        weights = quantize_all(latents, factors, self.layers[0].weight.quantizer, dtype=_autocast_dtype(latents[0]))
         for layer, weight in zip(self.layers, weights, strict=True):
             layer.weight.ready = weight
 
     def clear(self, _model: nn.Module, _inputs: object, _output: object) -> None:
         for layer in self.layers:
             layer.weight.ready = None
+
+
+def _autocast_dtype(like: Tensor) -> torch.dtype | None:
+    """What autocast, where it is on, would cast a weight to: done for all layers at once, it costs one kernel."""
+    device = like.device.type
+    active = torch.is_autocast_enabled(device) and like.dtype != torch.float64  # which autocast leaves alone
+    return torch.get_autocast_dtype(device) if active else None
 
 
 def _chosen(model: nn.Module, where: Predicate | None) -> list[tuple[str, Quantizable]]:

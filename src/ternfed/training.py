@@ -170,9 +170,11 @@ def make_optimizer(training: Training, leaves: Weights, factors: Weights, rate: 
 
 def train(network: Network, training: Training, feed: Feed, works: Sequence[Work]) -> Iterator[Trained]:
     """The work of several clients, in their order, the fastest way there is."""
-    from ternfed import batched  # here, because it is made of this module's values
+    from ternfed import batched, captured  # here, because they are made of this module's values
 
     if feed.augment is None and batched.chain_of(network.model, feed.samples.inputs.shape[1:]) is not None:
         yield from batched.train_batched(network, training, feed, works)
+    elif feed.samples.inputs.device.type == "cuda":
+        yield from captured.train_captured(network, training, feed, works)
     else:
         yield from (train_one(network, training, feed, work) for work in works)

@@ -119,6 +119,8 @@ class Training:
     """So many first local epochs train without quantization."""
     frozen: tuple[str, ...] = ()
     """Parameters that are not trained."""
+    precision: str = "float32"
+    """`bfloat16`: on a GPU, linear and convolutional layers compute in it; weights, optimizer and BatchNorm do not."""
 
 
 @dataclass(frozen=True)

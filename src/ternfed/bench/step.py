@@ -112,7 +112,12 @@ def capture(step: Callable[[], None], warm_up: int = 5) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_alive: Callable[[], None] = step) -> None:
+        # The graph knows addresses only: the step must live on, because it keeps what lies there.
+        graph.replay()
+
+    return replay
 
 
 def _seconds(step: Callable[[], None], steps: int, device: str) -> float:

@@ -1,0 +1,124 @@
+"""Milliseconds of a local step on an NVIDIA GPU: `train_captured` as the simulator calls it, start to finish.
+
+CIFAR-sized random images, batch 64, Adam, augmentation on; two epochs of 100 steps. A time is the wall clock of a whole
+call (loading the clients, all steps, fetching the results) over clients × steps: the median of several calls, FedAvg
+and T-FedAvg in turns, after one call of each that captures its graphs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+
+from ternfed.algorithms.algorithm import Local, Network, Training
+from ternfed.captured import train_captured
+from ternfed.data.images import Augment
+from ternfed.data.values import Samples
+from ternfed.models import build
+from ternfed.ternary import Quantizer, start_factors
+from ternfed.training import Feed, Work
+
+BATCH, STEPS, EPOCHS, CALLS = 64, 100, 2, 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One line of the table."""
+
+    model: str
+    precision: str
+    clients: int
+    """Side by side in one graph."""
+    compiled: bool
+    fedavg: float
+    """Milliseconds a step a client."""
+    tfedavg: float
+    ratio: float
+    """The median of the ratios of neighbouring calls."""
+    first: float
+    """Seconds of the first call of FedAvg: capture, and compilation where there is one."""
+
+
+def run(
+    models: tuple[str, ...] = ("resnet18", "cnn"),
+    precisions: tuple[str, ...] = ("float32", "bfloat16"),
+    clients: tuple[int, ...] = (1, 2, 5),
+    compiled: tuple[bool, ...] = (False, True),
+    device: str = "cuda",
+) -> Iterator[Timing]:
+    """Every case, one after another; nothing where there is no GPU."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return
+    feed = _random_feed(max(clients) * BATCH * STEPS, device)
+    for model, with_compiler, precision, count in product(models, compiled, precisions, clients):
+        if with_compiler and precision == "float32":  # its time is in the convolutions, which are not compiled
+            continue
+        yield measure(model, precision, count, with_compiler, feed)
+
+
+def measure(model: str, precision: str, clients: int, compiled: bool, feed: Feed) -> Timing:
+    """FedAvg and T-FedAvg in turns."""
+    network = Network.of(build(model))
+    plain = Training("adam", rate=0.002, epochs=EPOCHS, batch=BATCH, precision=precision)
+    ternary = replace(
+        plain, quantizer=Quantizer(), ternary=network.ternary, latent_rate=24.0, factor_rate=0.1, clip=1.0
+    )
+    jobs = [(side, [_work(network, side, feed, client) for client in range(clients)]) for side in (plain, ternary)]
+
+    def seconds(training: Training, works: list[Work]) -> float:
+        start = time.perf_counter()
+        for _ in train_captured(network, training, feed, works, side_by_side=clients, compiled=compiled):
+            pass
+        return time.perf_counter() - start
+
+    first, _ = (seconds(*job) for job in jobs)
+    times = [[seconds(*job) for job in jobs] for _ in range(CALLS)]
+    steps = EPOCHS * STEPS * clients
+    return Timing(
+        model=model,
+        precision=precision,
+        clients=clients,
+        compiled=compiled,
+        fedavg=1e3 * statistics.median(row[0] for row in times) / steps,
+        tfedavg=1e3 * statistics.median(row[1] for row in times) / steps,
+        ratio=statistics.median(row[1] / row[0] for row in times),
+        first=first,
+    )
+
+
+def table(rows: list[Timing]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| model | precision | clients at once | compiled | FedAvg (ms) | T-FedAvg (ms) | ratio | first call (s) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.model} | {r.precision} | {r.clients} | {'yes' if r.compiled else 'no'} "
+        f"| {r.fedavg:.3f} | {r.tfedavg:.3f} | {r.ratio:.3f} | {r.first:.1f} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def _random_feed(count: int, device: str) -> Feed:
+    source = torch.Generator(device).manual_seed(0)
+    images = torch.randint(256, (count, 3, 32, 32), generator=source, dtype=torch.uint8, device=device)
+    labels = torch.randint(10, (count,), generator=source, device=device)
+    return Feed(Samples(images, labels), (0.4914, 0.4824, 0.4467), (0.247, 0.244, 0.262), Augment())
+
+
+def _work(network: Network, training: Training, feed: Feed, client: int) -> Work:
+    tensors = network.weights()
+    weights = {name: tensors[name] for name in network.parameters}
+    factors = {}
+    if training.quantizer is not None:
+        started = {name: start_factors(weights[name], training.quantizer) for name in training.ternary}
+        factors = {name: factor for name, factor in started.items() if factor is not None}
+    local = Local(weights, {name: tensors[name] for name in network.buffers}, factors, 0.7)
+    indices = torch.arange(client * BATCH * STEPS, (client + 1) * BATCH * STEPS)
+    return Work.draw(local, indices, training, feed.augment, seed=0, round=1, client=client)
