@@ -41,7 +41,12 @@ def receive(algorithm: Algorithm, data: bytes, last: Reference | None) -> Broadc
 def broadcast_of(algorithm: Algorithm, message: Message) -> Broadcast:
     """A decoded broadcast with what follows from it."""
     codes = algorithm.reference(message)
-    return Broadcast(message, codes, None if codes is None else reference_of(codes, _ternary_schema(algorithm.up)))
+    return Broadcast(message, codes, None if codes is None else reference_from(algorithm, codes))
+
+
+def reference_from(algorithm: Algorithm, codes: Mapping[str, Tensor]) -> Reference:
+    """The trits of a broadcast, ready to code messages with."""
+    return reference_of(codes, _ternary_schema(algorithm.up))
 
 
 def reply(algorithm: Algorithm, message: Message, numbers: Mapping[str, float], broadcast: Broadcast) -> bytes:
@@ -55,11 +60,11 @@ def collect(algorithm: Algorithm, data: bytes, broadcast: Broadcast) -> Message:
     return _decode(data, algorithm.up, broadcast.reference)
 
 
-def trit_bytes(algorithm: Algorithm, data: bytes) -> int:
-    """How many of an upload's bytes are trits."""
+def trits_in(algorithm: Algorithm, data: bytes) -> tuple[int, int]:
+    """(bytes, trits) of an upload's trit section."""
     header = read_header(data)
     schema = next(schema for schema in algorithm.up if schema.digest == header.schema)
-    return locate(memoryview(data), header, schema).trits.nbytes
+    return locate(memoryview(data), header, schema).trits.nbytes, schema.trits
 
 
 def _encode(message: Message, schemas: Sequence[Schema], reference: Reference | None) -> bytes:

@@ -1,0 +1,93 @@
+"""What a client must not forget, on its own disk: its algorithm's memory, and the trits of the broadcast it holds.
+
+One file a round, the last two of a run: when a server that was killed goes on from its checkpoint and plays a round
+again, the client does so too, from where it stood before that round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ternfed.algorithms.algorithm import Memory
+
+
+class Kept(NamedTuple):
+    """A client after a round."""
+
+    round: int
+    memory: Memory
+    codes: dict[str, Tensor] | None
+    """The trits of the broadcast of that round."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder that one client writes to."""
+
+    folder: Path
+
+    def load(self, run: str, before: int) -> Kept | None:
+        """The client as it stood before a round of a run; None where nothing is known. A damaged file is none."""
+        for number, file in sorted(self._files(run).items(), reverse=True):
+            if number < before:
+                try:
+                    return _read(file)
+                except (OSError, SafetensorError, ValueError, KeyError):
+                    continue
+        return None
+
+    def save(self, run: str, kept: Kept, start: int) -> None:
+        """Keep the client after a round, and as it stood after round `start`, which it began from; nothing else."""
+        place = self.folder / run
+        place.mkdir(parents=True, exist_ok=True)
+        tensors = {f"memory/{name}": tensor for name, tensor in kept.memory.items()}
+        tensors |= {f"codes/{name}": tensor for name, tensor in (kept.codes or {}).items()}
+        facts = {"round": kept.round, "codes": kept.codes is not None}
+        data = save(_separate(tensors), {"ternfed": json.dumps(facts)})
+        _replace(place / f"{kept.round}.safetensors", data)
+        for number, file in self._files(run).items():
+            if number not in (kept.round, start):
+                file.unlink()
+        for other in self.folder.iterdir():
+            if other.is_dir() and other.name != run:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _files(self, run: str) -> dict[int, Path]:
+        place = self.folder / run
+        return {int(file.stem): file for file in place.glob("*.safetensors") if file.stem.isdigit()}
+
+
+def _read(file: Path) -> Kept:
+    with safe_open(file, framework="pt") as stream:
+        facts = json.loads(stream.metadata()["ternfed"])
+        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    memory, codes = (
+        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        for prefix in ("memory/", "codes/")
+    )
+    return Kept(facts["round"], memory, codes if facts["codes"] else None)
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors refuses tensors that share memory."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """A file's new content, whole or not at all, also through a power cut."""
+    part = file.with_suffix(".part")
+    with part.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(file)
