@@ -16,7 +16,7 @@ from ternfed.batched import Layer, chain_of, train_batched
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.models import cnn, mlp
-from ternfed.ternary import FTTQ, TTQ, TWN, Quantizer, Rule, start_factors
+from ternfed.ternary import FTTQ, TTQ, TWN, FactorGradient, Quantizer, Rule, start_factors
 from ternfed.training import Feed, Trained, Work, train, train_one
 
 # Sums in another order differ by about 1e-16; Adam divides by √v + 1e-8, which enlarges that where gradients vanish.
@@ -28,6 +28,7 @@ SIZES = (1, 23, 8, 5, 17, 8, 16, 30)
 QUANTIZERS = {
     "paper": FTTQ,
     "exact": Quantizer(Rule.MEAN, 0.7),
+    "scaled": Quantizer(Rule.MEAN, 0.7, gradient=FactorGradient.SCALED),
     "max rule": Quantizer(Rule.MAX, 0.3),
     "pair": TTQ,
     "mean": TWN,
