@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,7 +131,7 @@ def _run_one(
     with target, failing():
         total = experiment.federation.rounds
         coming = record(federation, target, saved)
-        rounds = [*past, *terminal.show_rounds(coming, total, experiment.name, len(past), quiet)]
+        rounds = [*past, *terminal.show_rounds(coming, total, experiment.name, past, quiet)]
         summary = summarise(rounds, experiment, str(folder))
         target.finish(summary)
     if not quiet:
@@ -288,7 +288,7 @@ def failing() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def main(arguments: Callable[[], list[str]] | None = None) -> None:
+def main() -> None:
     """The entry point: own modules are found from the current directory."""
     sys.path.insert(0, os.getcwd())
     app()

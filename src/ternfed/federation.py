@@ -27,7 +27,7 @@ from ternfed.algorithms.algorithm import (
 from ternfed.data.values import DataSet
 from ternfed.evaluation import Examiner
 from ternfed.experiment import Experiment, ExperimentError
-from ternfed.rounds import Broadcast, reply, trit_bytes
+from ternfed.rounds import Broadcast, reply, trits_in
 from ternfed.runs import Round
 from ternfed.state import State
 from ternfed.training import Feed, Trained, Work, train
@@ -224,25 +224,30 @@ class Traffic:
 
     down: int = 0
     up: int = 0
-    trits: int = 0
-    """The part of `up` that is trits."""
     downloads: int = 0
     uploads: int = 0
+    trit_bytes: int = 0
+    """The part of `up` that is trits."""
+    trits: int = 0
+    """So many of them."""
 
     def add_download(self, data: bytes) -> None:
         self.down += len(data)
         self.downloads += 1
 
     def add_upload(self, data: bytes, algorithm: Algorithm) -> None:
+        size, trits = trits_in(algorithm, data)
         self.up += len(data)
-        self.trits += trit_bytes(algorithm, data)
         self.uploads += 1
+        self.trit_bytes += size
+        self.trits += trits
 
     def bits_per_weight(self, federation: Federation) -> float | None:
-        """Bits of the trit section a ternary weight; of the whole message a parameter where nothing is ternary."""
-        names = federation.network.ternary if self.trits else federation.network.parameters
-        weights = sum(federation.sizes[name] for name in names)
-        return 8 * (self.trits or self.up) / (weights * self.uploads) if self.uploads else None
+        """Bits of the trit sections a ternary weight; of whole messages a parameter where nothing is ternary."""
+        if self.trits:
+            return 8 * self.trit_bytes / self.trits
+        weights = sum(federation.sizes[name] for name in federation.network.parameters)
+        return 8 * self.up / (weights * self.uploads) if self.uploads else None
 
 
 @dataclass

@@ -9,15 +9,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
+from torch import nn
+
 from ternfed.algorithms.algorithm import Algorithm, Memory
 from ternfed.average import Average
+from ternfed.data.values import DataSet
+from ternfed.experiment import Experiment, override
 from ternfed.federation import Clock, Federation, Handed, Traffic, conclude, open_federation, prepare, upload
 from ternfed.rounds import Broadcast, collect, receive, send
 from ternfed.runs import Round, RunFolder, Saved
 from ternfed.state import State, pack, unpack
+from ternfed.ternary import NonFiniteError
 from ternfed.training import train
 
-__all__ = ["Federation", "open_federation", "play", "play_round", "record"]
+__all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record"]
 
 CHUNK = 256
 """So many clients are trained, and their models held, at a time."""
@@ -26,12 +31,28 @@ CHECKPOINT_SECONDS = 10.0
 """A run that is killed loses at most so much work, and a round."""
 
 
+class DivergedError(RuntimeError):
+    """Training ended in NaN or infinity on every client of a round."""
+
+
 def play(federation: Federation, state: State | None = None) -> Iterator[tuple[State, Round]]:
     """The rounds that are left, one after another."""
     state = state or federation.open()
     while state.round < federation.experiment.federation.rounds:
         state, outcome = play_round(federation, state)
         yield state, outcome
+
+
+def federate(model: nn.Module, data: DataSet, *settings: str, device: str = "cpu") -> Iterator[Round]:
+    """Train a model of your own across simulated clients; after each round it holds the global weights.
+
+    `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say.
+    """
+    own = {"data": {"dataset": f"own:{data.name}"}}
+    federation = open_federation(Experiment.from_table(override(own, settings)), data, device, model)
+    for state, outcome in play(federation):
+        model.load_state_dict(state.server.weights)
+        yield outcome
 
 
 def record(federation: Federation, folder: RunFolder, saved: Saved | None = None) -> Iterator[Round]:
@@ -56,10 +77,13 @@ def play_round(federation: Federation, state: State) -> tuple[State, Round]:
     clock.lap("broadcast")
     memories = dict(state.memories)
     average = Average()
+    dropped: list[str] = []
     waiting = iter(chosen)
     while chunk := list(islice(waiting, CHUNK)):
-        _train_and_upload(federation, number, chunk, received, memories, average, traffic, clock)
-    after = Handed(received[chosen[0]], tuple(chosen), memories)
+        dropped += _train_and_upload(federation, number, chunk, received, memories, average, traffic, clock)
+    if len(dropped) == len(chosen):
+        raise DivergedError(f"training diverged on every client of round {number} ({dropped[0]}); lower training.rate")
+    after = Handed(received[chosen[0]], tuple(chosen), memories, dropped=tuple(dropped))
     return conclude(federation, state, average.uploads(), traffic, clock, after)
 
 
@@ -88,8 +112,12 @@ def _train_and_upload(
     average: Average,
     traffic: Traffic,
     clock: Clock,
-) -> None:
-    """The clients' halves: start, local training, finish; their uploads go into the average as they arrive."""
+) -> list[str]:
+    """The clients' halves: start, local training, finish; their uploads go into the average as they arrive.
+
+    A client whose training diverged has nothing to send; the reasons come back, one for each.
+    """
+    dropped = []
     sites = [federation.site(index) for index in chunk]
     works = []
     for site in sites:
@@ -103,7 +131,13 @@ def _train_and_upload(
     ):
         clock.lap("train")
         broadcast = received[site.index]
-        data, memories[site.index] = upload(site, number, broadcast, memories[site.index], work, trained)
+        try:
+            data, memory = upload(site, number, broadcast, memories[site.index], work, trained)
+            average.add(collect(federation.algorithm, data, broadcast))
+        except NonFiniteError as error:
+            dropped.append(f"client {site.index}: {error}")
+            continue
+        memories[site.index] = memory
         traffic.add_upload(data, federation.algorithm)
-        average.add(collect(federation.algorithm, data, broadcast))
         clock.lap("upload")
+    return dropped

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ternfed.runs import Round
+if TYPE_CHECKING:
+    from ternfed.runs import Round
 
 out = Console()
 err = Console(stderr=True)
 
 
-def show_rounds(rounds: Iterable[Round], total: int, label: str, done: int = 0, quiet: bool = False) -> Iterator[Round]:
+def show_rounds(
+    rounds: Iterable[Round], total: int, label: str, past: Sequence[Round] = (), quiet: bool = False
+) -> Iterator[Round]:
     """Pass the rounds on, with a bar on standard error: accuracy, bytes up and down, strategy, time left."""
     columns = (
         SpinnerColumn(),
@@ -27,9 +30,9 @@ def show_rounds(rounds: Iterable[Round], total: int, label: str, done: int = 0, 
         TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(),
     )
-    up = down = 0
+    up, down = sum(record.bytes_up for record in past), sum(record.bytes_down for record in past)
     with Progress(*columns, console=err, disable=quiet, transient=False) as progress:
-        task = progress.add_task(label, total=total, completed=done, facts="starting")
+        task = progress.add_task(label, total=total, completed=len(past), facts="starting")
         for record in rounds:
             up, down = up + record.bytes_up, down + record.bytes_down
             strategy = f" · strategy {record.strategy}" if record.strategy else ""
