@@ -74,7 +74,7 @@ def read_arrays(folder: Path) -> Arrays:
 def read_parquet(files: dict[str, list[Path]], image: str, label: str) -> Arrays:
     """Images (bytes of PNG, WebP, …) and labels of the hub's parquet files, decoded."""
     try:
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+        import pyarrow.parquet as parquet
     except ImportError as error:
         raise DataMissing("reading parquet files needs the extra [data]: pip install 'ternfed[data]'") from error
     arrays: Arrays = {}
