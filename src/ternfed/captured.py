@@ -159,7 +159,7 @@ class _Trainer:
             self.seen.clear()
         while len(self.slots) < len(works):
             self.slots.append(_Slot(self, works[0].local, self.room))
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" and len(self.streams) < len(self.slots):
                 self.streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
 
 
