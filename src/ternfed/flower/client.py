@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from ternfed.experiment import Experiment
 from ternfed.federation import Site
 from ternfed.flower import processes, runtime
 from ternfed.flower.certs import Certificates
 from ternfed.flower.envelope import content, unwrap
 from ternfed.flower.errors import NetworkError, Refused
-from ternfed.flower.half import END, Own, Task, open_site, work
+from ternfed.flower.half import END, Own, Task, open_site, read_experiment, work
 from ternfed.flower.memory import Store
 
 POLL = 0.2
@@ -61,7 +60,7 @@ class _Work:
     def site_of(self, config: dict[str, Any]) -> tuple[str, Site]:
         run = str(config["run"])
         if self.site is None or self.run != run:
-            self.site = open_site(Experiment.from_toml(str(config["experiment"])), self.place.own)
+            self.site = open_site(read_experiment(str(config["experiment"]), self.place.own.modules), self.place.own)
             self.run = run
         return run, self.site
 
@@ -115,7 +114,7 @@ def _serve(working: _Work, node: subprocess.Popen[bytes], address: str, secret: 
     import httpx
 
     client = runtime.acquirer(address, secret)
-    from flwr.supernode.runtime import run_clientapp  # noqa: F401  seconds of imports while the SuperNode starts
+    runtime.load_ahead()  # while the SuperNode starts
 
     while node.poll() is None:
         try:
@@ -172,14 +171,14 @@ def _work_on(working: _Work, group: str, records: Any, context: Any, say: Say) -
 
 
 def _check_refused(log: str, was_connected: bool) -> None:
-    """Why a SuperNode ended, where trying again would not help."""
+    """Why a SuperNode ended, where trying again would not help. A handshake that broke off is no refusal."""
     lower = log.lower()
-    if "certificate" in lower or "ssl" in lower:
+    if "certificate verify failed" in lower or "certificate_verify_failed" in lower:
         raise Refused("the server's certificate is not from the authority in ca.crt, or not for this host name")
     if was_connected:
         return
-    if "401" in lower or "activat" in lower or "unauthorized" in lower or "terminated gracefully" in lower:
+    if "Exit Code" not in log and "terminated gracefully" in lower:  # how Flower ends at a 401
         raise Refused("the server does not know this client's key; register its .pub file there")
-    if "Traceback" in log or "Exit Code" in log:
+    if "Traceback" in log:
         last = [line for line in log.splitlines() if line.strip()][-1]
         raise NetworkError(f"the SuperNode could not start: {last}")

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ternfed.data.sets import load
 from ternfed.experiment import Experiment
 from ternfed.federation import open_federation
 from ternfed.flower import processes
 from ternfed.flower.certs import make_certificates
+from ternfed.flower.half import known_data
 from ternfed.flower.local import local_clients
 from ternfed.flower.runtime import need_flower
 from ternfed.flower.server import Door, Terms, known_run, new_run, open_network, record, wait_for_clients
@@ -49,15 +49,15 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
         stack.enter_context(folder)
         run = known_run(plan.out) if plan.resume else new_run(plan.out)
         place = plan.out / "network"
+        processes.go_offline(place / "flower")
         clients = plan.experiment.federation.clients
         door = plan.door
         if door is None:
             shutil.rmtree(place / "certs", ignore_errors=True)
             door = Door(make_certificates(place / "certs", [], clients), "127.0.0.1", processes.free_port())
-            # Before this process computes anything: they are forked from it.
-            there = f"127.0.0.1:{door.port}"
-            stack.enter_context(local_clients(clients, there, door.certificates, place / "clients"))
-        federation = open_federation(plan.experiment, load(plan.experiment.data.dataset, plan.data))
+            stack.enter_context(local_clients(plan.experiment, door, place / "clients", plan.data))
+        data = known_data(plan.experiment.data.dataset, plan.data)
+        federation = open_federation(plan.experiment, data)
         network = stack.enter_context(open_network(plan.experiment, door, place, run))
         say(f"listening on {door.host}:{network.gate.port}")
         if len(past) < plan.experiment.federation.rounds:

@@ -20,6 +20,8 @@ from ternfed.flower.certs import Certificates
 
 PREFIX = b"/v1/fleet/"
 PULL = PREFIX + b"pull-messages"
+ACTIVATE = PREFIX + b"activate-node"
+DEACTIVATE = PREFIX + b"deactivate-node"
 QUIET = (PULL, PREFIX + b"send-node-heartbeat")
 """Calls after which there is nothing new for the server to look at."""
 KEY_HEADER = b"flwr-public-key"
@@ -73,6 +75,8 @@ class Gate:
     """Where the SuperLink listens."""
     clients: Mapping[bytes, int]
     """The registered public keys (PEM) and whose they are."""
+    nodes: Mapping[int, int]
+    """Each client's node in Flower."""
     counters: dict[int, Counter] = field(default_factory=dict)
     refused: int = 0
     """Requests that were turned away here."""
@@ -256,12 +260,16 @@ class _Connection(asyncio.Protocol):
                 wait = IDLE
                 request = _parse(head)
                 client = self.gate.clients.get(request.key)
-                if not request.path.startswith(PREFIX) or request.length > BODY:
+                if client is None or not request.path.startswith(PREFIX) or request.length > BODY:
                     self.gate.refused += 1
-                    await self._write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                    known = request.path.startswith(PREFIX)
+                    status = b"401 Unauthorized" if known and client is None else b"404 Not Found"
+                    await self._write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
                     break
-                if request.path == PULL and client is not None:
+                if request.path == PULL:
                     await self._pull(request, head, client)
+                elif request.path == ACTIVATE:
+                    await self._activate(request, head, client)
                 else:
                     await self._pass(request, head, client)
         except (_Closed, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError, ssl.SSLError):
@@ -271,7 +279,34 @@ class _Connection(asyncio.Protocol):
                 self._upstream[1].close()
             self._transport.close()
 
-    async def _pass(self, request: _Head, head: bytes, client: int | None) -> None:
+    async def _ask(self, head: bytes, body: bytes) -> tuple[int, bytes, bytes]:
+        """A whole request to the SuperLink: status, head and content of the answer."""
+        reader, upstream = await self._inner()
+        upstream.write(head + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        status, length = _parse_answer(answer)
+        content = await reader.readexactly(length)
+        self._used = time.monotonic()
+        return status, answer, content
+
+    async def _activate(self, request: _Head, head: bytes, client: int) -> None:
+        """A client that starts. Flower takes one that was killed for alive for a minute, and refuses its successor.
+
+        Its owner has signed this request, so the gate lets Flower know that the earlier one is gone, and asks again.
+        """
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+        body = await asyncio.wait_for(self._reader.readexactly(request.length), IDLE)
+        status, answer, content = await self._ask(head, body)
+        if status != 200:
+            earlier = DeactivateNodeRequest(node_id=self.gate.nodes[client]).SerializeToString()
+            await self._ask(_readdressed(head, DEACTIVATE, len(earlier)), earlier)
+            status, answer, content = await self._ask(head, body)
+        if status == 200:
+            self._known_as(client)
+        await self._write(answer + content)
+
+    async def _pass(self, request: _Head, head: bytes, client: int) -> None:
         """Hand a request on as it comes, and the answer back."""
         reader, upstream = await self._inner()
         upstream.write(head)
@@ -285,7 +320,7 @@ class _Connection(asyncio.Protocol):
             left -= len(part)
         answer = await reader.readuntil(b"\r\n\r\n")
         status, length = _parse_answer(answer)
-        if client is not None and status == 200:
+        if status == 200:
             self._known_as(client)
         await self._write(answer)
         while length:
@@ -306,11 +341,7 @@ class _Connection(asyncio.Protocol):
         try:
             while True:
                 seen = self.gate._mail
-                reader, upstream = await self._inner()
-                upstream.write(head + body)
-                answer = await reader.readuntil(b"\r\n\r\n")
-                status, length = _parse_answer(answer)
-                content = await reader.readexactly(length)
+                status, answer, content = await self._ask(head, body)
                 if status == 200:
                     self._known_as(client)
                     counter.asked = time.monotonic()
@@ -356,6 +387,13 @@ def _parse(head: bytes) -> _Head:
     if len(words) != 3 or words[0] != b"POST" or words[2] != b"HTTP/1.1" or b"transfer-encoding" in fields:
         raise _Closed
     return _Head(words[1], _length(fields), _key(fields.get(KEY_HEADER, b"")))
+
+
+def _readdressed(head: bytes, path: bytes, length: int) -> bytes:
+    """The head of a request as that of another, by the same sender."""
+    _, *lines = head[:-4].split(b"\r\n")
+    kept = [line for line in lines if not line.lower().startswith(b"content-length:")]
+    return b"\r\n".join([b"POST %s HTTP/1.1" % path, *kept, b"content-length: %d" % length]) + b"\r\n\r\n"
 
 
 def _parse_answer(head: bytes) -> tuple[int, int]:

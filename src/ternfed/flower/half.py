@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -55,12 +58,32 @@ class Own:
     modules: tuple[str, ...] = ()
     """Modules of its own that an experiment may name. The server must not choose what code runs here."""
     device: str = "cpu"
+    folder: Path | None = None
+    """Where data sets lie; else TERNFED_DATA says so."""
+
+
+def read_experiment(text: str, modules: tuple[str, ...] = ()) -> Experiment:
+    """The experiment that a server sent. `module:function` names are code: only modules that this client named run."""
+    table = tomllib.loads(text)
+    for section, key in (("data", "dataset"), ("model", "name"), ("algorithm", "name")):
+        name = str(table.get(section, {}).get(key, ""))
+        if ":" in name and name.partition(":")[0] not in modules:
+            raise ExperimentError(
+                f"{section}.{key} = {shown(name)}: the server names code that this client was not told to run; "
+                f"start it with --allow {name.partition(':')[0]} where you trust that module"
+            )
+    return Experiment.from_table(table)
+
+
+@lru_cache(maxsize=1)
+def known_data(name: str, folder: Path | None = None) -> DataSet:
+    """A data set by name, loaded once a process; what a local try loads, its clients have by being forked from it."""
+    return load(name, folder)
 
 
 def open_site(experiment: Experiment, own: Own) -> Site:
-    """A client's place of work in an experiment that a server sent."""
-    _check_names(experiment, own.modules)
-    data = own.data if own.data is not None else load(experiment.data.dataset)
+    """A client's place of work in an experiment."""
+    data = own.data if own.data is not None else known_data(experiment.data.dataset, own.folder)
     network = experiment.make_network(data)
     algorithm = experiment.make_algorithm(network)
     if own.data is not None:
@@ -90,17 +113,3 @@ def work(site: Site, store: Store, run: str, task: Task, data: bytes) -> bytes:
     codes = None if broadcast.codes is None else dict(broadcast.codes)
     store.save(run, Kept(task.round, memory, codes), start=0 if kept is None else kept.round)
     return upload
-
-
-def _check_names(experiment: Experiment, modules: tuple[str, ...]) -> None:
-    """`module:function` names are code: only modules that this client's user named are run."""
-    for key, name in (
-        ("data.dataset", experiment.data.dataset),
-        ("model.name", experiment.model.name),
-        ("algorithm.name", experiment.algorithm.name),
-    ):
-        if ":" in name and name.partition(":")[0] not in modules:
-            raise ExperimentError(
-                f"{key} = {shown(name)}: the server names code that this client was not told to run; "
-                f"start it with --allow {name.partition(':')[0]} where you trust that module"
-            )

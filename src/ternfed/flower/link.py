@@ -100,7 +100,7 @@ def _control(address: str, certificates: Certificates) -> Any:
     return ControlHttpClient.from_server_address(
         server_address=address,
         insecure=False,
-        root_certificates=str(certificates.authority),
+        root_certificates=certificates.authority.read_bytes(),
         interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
     )
 

@@ -12,23 +12,30 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from ternfed.flower.certs import Certificates
+import torch
+
+from ternfed.experiment import Experiment
+from ternfed.flower import runtime
 from ternfed.flower.client import Place, run_client
-from ternfed.flower.half import Own
+from ternfed.flower.half import Own, known_data
+from ternfed.flower.server import Door
 
 
 @contextmanager
-def local_clients(count: int, server: str, certificates: Certificates, folder: Path) -> Iterator[list[BaseProcess]]:
-    """Clients of a server on this machine; ended with it.
+def local_clients(experiment: Experiment, door: Door, folder: Path, data: Path | None) -> Iterator[list[BaseProcess]]:
+    """The clients of a server on this machine; ended with it.
 
-    On Linux they are forked from this process, which has PyTorch loaded, so that five of them start as fast as one.
-    Call it before any thread is started and before PyTorch has computed anything: a fork has no threads but its own.
+    On Linux they are forked from this process, which has loaded PyTorch and the data, so that five start as fast as
+    one. With one thread PyTorch has none that a fork would miss; call it before other threads are started.
     """
+    torch.set_num_threads(1)
+    known_data(experiment.data.dataset, data)
+    runtime.load_ahead()
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    processes = [
-        context.Process(target=_client, args=(index, count, server, certificates, folder / str(index)), daemon=True)
-        for index in range(count)
-    ]
+    count = experiment.federation.clients
+    there = f"{door.host}:{door.port}"
+    places = [Place(there, door.certificates, Own(i, count, folder=data), folder / str(i)) for i in range(count)]
+    processes = [context.Process(target=_client, args=(place,), daemon=True) for place in places]
     for process in processes:
         process.start()
     try:
@@ -44,14 +51,14 @@ def local_clients(count: int, server: str, certificates: Certificates, folder: P
                 process.kill()
 
 
-def _client(index: int, count: int, server: str, certificates: Certificates, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _client(place: Place) -> None:
+    place.state.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its clients
-    with (folder / "client.log").open("a", encoding="utf-8", buffering=1) as log:
+    with (place.state / "client.log").open("a", encoding="utf-8", buffering=1) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        run_client(Place(server, certificates, Own(index, count), folder), lambda text: print(text, file=log))
+        run_client(place, lambda text: print(text, file=log))
 
 
 def _leave(number: int, frame: object) -> None:

@@ -78,6 +78,11 @@ def heartbeats(client: Any) -> Iterator[None]:
         thread.join(timeout=1.0)
 
 
+def load_ahead() -> None:
+    """Flower's own imports take seconds: better while nothing waits for them."""
+    from flwr.supernode.runtime import run_clientapp  # noqa: F401
+
+
 def quiet() -> None:
     """Flower's messages about its own doings stay away from the terminal."""
     import logging
@@ -93,6 +98,6 @@ def _client(address: str, authority: Path | None, program: str, *interceptors: A
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=authority is None,
-        root_certificates=None if authority is None else str(authority),
+        root_certificates=None if authority is None else authority.read_bytes(),
         interceptors=[RuntimeVersionHttpInterceptor(component_name=program), *interceptors],
     )

@@ -97,7 +97,7 @@ def open_network(experiment: Experiment, door: Door, folder: Path, run: str) -> 
     config = {"experiment": experiment.to_toml(), "run": run}
     with open_link(door.certificates, clients, config, folder) as link:
         keys = {public_bytes(door.certificates.public_key(index)): index for index in range(clients)}
-        gate = Gate(door.certificates, door.host, door.port, link.address, keys)
+        gate = Gate(door.certificates, door.host, door.port, link.address, keys, link.nodes)
         try:
             gate.open()
         except OSError as error:

@@ -1,0 +1,1 @@
+"""A Flower project whose models travel as trits."""

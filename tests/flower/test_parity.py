@@ -1,0 +1,53 @@
+"""Over TLS, with a process for each client, the same bits as in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from harness import Clients, Server, certificates, open_digits, same_bits, small
+from safetensors.torch import load_file
+
+from ternfed import simulate
+from ternfed.flower import processes
+from ternfed.flower.deploy import Plan, serve
+from ternfed.flower.server import Door, Terms
+
+
+@pytest.fixture
+def clients(tmp_path: Path) -> Iterator[Clients]:
+    started = Clients(tmp_path / "clients", 5)
+    yield started
+    started.close()
+
+
+def test_five_nodes_end_every_round_with_the_bits_and_the_record_of_the_simulator(
+    tmp_path: Path, clients: Clients
+) -> None:
+    experiment = small(5, 2)
+    keys, port = certificates(tmp_path, 5), processes.free_port()
+    for index in range(5):
+        clients.start(index, f"127.0.0.1:{port}", keys.folder)
+    plan = Plan(experiment, tmp_path / "run", Door(keys, "127.0.0.1", port), Terms(60, 120))
+    expected = simulate.play(open_digits(experiment))
+    rounds = 0
+    for outcome in serve(plan, lambda text: None):
+        state, record = next(expected)
+        assert same_bits(load_file(tmp_path / "run" / "last.safetensors"), state)
+        assert outcome.to_line() == record.to_line()
+        rounds += 1
+    assert rounds == 2
+
+    lines = Server(tmp_path / "run", keys, experiment).bytes()
+    assert [sorted(line["clients"]) for line in lines] == [["0", "1", "2", "3", "4"]] * 2
+    for line, outcome in zip(lines, Server(tmp_path / "run", keys, experiment).rounds(), strict=True):
+        own = line["clients"].values()
+        assert sum(each["payload_up"] for each in own) == outcome.bytes_up
+        assert sum(each["payload_down"] for each in own) == outcome.bytes_down
+        # On the socket there are at least the payload and, with TLS and Flower's calls, a few kilobytes more.
+        assert all(0 < each["socket_up"] - each["payload_up"] < 60_000 for each in own)
+        assert all(0 < each["socket_down"] - each["payload_down"] < 60_000 for each in own)
