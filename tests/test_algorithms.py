@@ -134,6 +134,15 @@ class TestTFedAvgClient:
         assert local.weights["2.weight"].abs().max() == 1
         assert torch.equal(local.weights["0.weight"], network.weights()["0.weight"])
 
+    @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 1.0), ("adam", 0.1)])
+    def test_factors_learn_at_a_rate_that_suits_the_optimizer_unless_told(
+        self, network: Network, optimizer: str, rate: float
+    ) -> None:
+        training = replace(TRAINING, optimizer=optimizer)
+        assert tfedavg.algorithm(network, training, tfedavg.Settings()).training.factor_rate == rate
+        told = tfedavg.Settings(factor_rate=0.5)
+        assert tfedavg.algorithm(network, training, told).training.factor_rate == 0.5
+
     def test_factors_can_start_at_one(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(start=tfedavg.Start.ONE))
         local, _ = algorithm.start(algorithm.broadcast(Server(network.weights()), False), {}, CLIENT)

@@ -24,7 +24,7 @@ SETTINGS = (
 
 ALGORITHMS = {
     "FedAvg": ("algorithm.name=fedavg",),
-    "T-FedAvg": ("algorithm.name=tfedavg", "algorithm.factor_rate=1.0", "algorithm.dense=bfloat16"),
+    "T-FedAvg": ("algorithm.name=tfedavg", "algorithm.dense=bfloat16"),
 }
 
 

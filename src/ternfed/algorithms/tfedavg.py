@@ -96,7 +96,8 @@ class Settings:
     """Latent weights stay in [-clip, clip]; "none": they are not clipped."""
     latent_rate: float = 24.0
     """Latent weights learn at so many times the learning rate."""
-    factor_rate: float = 0.1
+    factor_rate: float | None = None
+    """And the factors at so many times; none: 1 with SGD, 0.1 with Adam, whose steps do not shrink by themselves."""
     keep_latents: bool = False
     """A client keeps its latent weights between rounds where the broadcast agrees with its own trit."""
     plain_epochs: int = 0
@@ -116,7 +117,7 @@ class Settings:
         Quantizer(self.rule, self.factor)
         Quantizer(self.server_rule, self.server_factor)
         for key in ("latent_rate", "factor_rate", "tolerance"):
-            if getattr(self, key) < 0:
+            if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"{key} = {getattr(self, key)}: at least 0 is needed")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")
@@ -153,6 +154,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         )
     if first and first[0] in names:
         raise ValueError("send_first = false: the first layer is ternary here; leave it out of the ternary layers")
+    by_optimizer = 0.1 if training.optimizer == "adam" else 1.0
+    factor_rate = by_optimizer if settings.factor_rate is None else settings.factor_rate
     known = {name: network.weights()[name] for name in first}
     numbers = (*UP, "accuracy") if settings.judging is Judging.CLIENTS else UP
 
@@ -221,7 +224,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             quantizer=quantizer,
             ternary=names,
             latent_rate=settings.latent_rate,
-            factor_rate=settings.factor_rate,
+            factor_rate=factor_rate,
             clip=settings.clip,
             plain_epochs=settings.plain_epochs,
             frozen=first,
