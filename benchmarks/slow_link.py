@@ -193,7 +193,7 @@ def main() -> None:
         wire = f"{row['socket_down'] / 1e3:.1f} / {row['socket_up'] / 1e3:.1f}"
         print(f"| {algorithm} | {row['seconds']:.2f} | {payload} | {wire} |")
     if len(results) > 1:
-        first, last = list(results.values())[0], list(results.values())[-1]
+        first, *_, last = results.values()
         print(f"\nratio of communication seconds: {first['seconds'] / last['seconds']:.1f}")
 
 

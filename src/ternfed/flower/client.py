@@ -28,6 +28,8 @@ POLL = 0.2
 """Seconds between two looks for a task."""
 AGAIN = 2.0
 """Seconds before a SuperNode that ended is started again."""
+GAVE_UP = (b"Giving up reconnection", b"handshake error detected")
+"""What a SuperNode says when it stops asking for messages. Its process may stay, and does nothing any more."""
 
 Say = Callable[[str], None]
 
@@ -77,7 +79,7 @@ def run_client(place: Place, say: Say) -> int:
     was_connected = False
     while True:
         with _supernode(place) as (node, address, secret, log):
-            end = _serve(working, node, address, secret, say)
+            end = _serve(working, lambda: node.poll() is None and not _gave_up(log), address, secret, say)
             text = log.read_text(encoding="utf-8", errors="replace")
         if end and not place.stay:
             return working.rounds
@@ -109,14 +111,21 @@ def _supernode(place: Place) -> Iterator[tuple[subprocess.Popen[bytes], str, byt
         secret_file.unlink(missing_ok=True)
 
 
-def _serve(working: _Work, node: subprocess.Popen[bytes], address: str, secret: bytes, say: Say) -> bool:
+def _gave_up(log: Path) -> bool:
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - 4096))
+        text = stream.read()
+    return any(words in text for words in GAVE_UP)
+
+
+def _serve(working: _Work, is_alive: Callable[[], bool], address: str, secret: bytes, say: Say) -> bool:
     """Take tasks while the SuperNode lives; True when the server says that the run is over."""
     import httpx
 
     client = runtime.acquirer(address, secret)
     runtime.load_ahead()  # while the SuperNode starts
 
-    while node.poll() is None:
+    while is_alive():
         try:
             token = runtime.acquire(client, "flwr-clientapp")
         except httpx.HTTPError:  # the SuperNode is still starting
@@ -166,7 +175,7 @@ def _work_on(working: _Work, group: str, records: Any, context: Any, say: Say) -
     upload = work(site, Store(working.place.state / "runs"), run, task, data)
     working.rounds += 1
     seconds = time.perf_counter() - start
-    say(f"round {task.round}: {len(data):,} bytes came, {len(upload):,} went, {seconds:.1f} s")
+    say(f"round {task.round}: {len(data):,} bytes came, {len(upload):,} went, {seconds:.2f} s")
     return upload
 
 

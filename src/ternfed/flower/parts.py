@@ -11,6 +11,7 @@ quantized as T-FedAvg's server does it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from ternfed import wire
 from ternfed.algorithms.algorithm import Network, dense_weights
 from ternfed.flower.envelope import KEY, unwrap, wrap
 from ternfed.layers import Predicate
-from ternfed.ternary import Rule, Ternary, codes_of, kept_scales, requantize
+from ternfed.ternary import Rule, Ternary, codes_of, requantize
 from ternfed.wire import Reference, Schema, reference_of
 
 Codes = Mapping[str, Tensor]
@@ -55,8 +56,8 @@ class Carrier:
         return dense_weights(message), codes
 
     def _ternary(self, weight: Tensor, name: str) -> Ternary:
-        codes = codes_of(weight, torch.zeros((), dtype=weight.dtype))
-        exact = Ternary(codes, *kept_scales(weight, codes))
+        codes = codes_of(weight, torch.zeros(()))
+        exact = Ternary(codes, weight.max().clamp_min(0), (-weight).max().clamp_min(0))
         same = torch.equal(exact.dense(), weight)
         return exact if same else requantize(weight, self.rule, self.factor, name)
 
@@ -89,7 +90,7 @@ class TernaryStrategy(Strategy):
 
     def __init__(self, inner: Strategy, model: nn.Module, where: Predicate | None = None) -> None:
         self.inner = inner
-        self.carrier = Carrier(Network.of(model, where))
+        self.carrier = Carrier(Network.of(deepcopy(model), where))  # the user's own may be prepared later
         self.bytes_down = 0
         self.bytes_up = 0
         self.dropped: list[str] = []
