@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ def stock_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
     try:
         link = ["--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
         children.append(processes.start("flower-superlink", link, place / "superlink.log"))
+        _wait_for(port)
         for index in range(nodes):
             own = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(processes.free_port())]
             own += ["--node-config", f"partition-id={index} num-partitions={nodes}"]
@@ -40,6 +42,18 @@ def stock_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
             processes.stop(child, patience=3.0)
         os.environ.clear()
         os.environ.update(before)
+
+
+def _wait_for(port: int, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 def run_app(app: Path, environment: dict[str, str], *settings: str, seconds: float = 300) -> list[tuple[float, str]]:

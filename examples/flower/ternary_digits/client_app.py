@@ -18,7 +18,7 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     ternarize_(model)  # the inner layers train ternary weights
     inputs, labels = part_of(int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]))
-    optimizer = torch.optim.SGD(parameter_groups(model, 0.1), momentum=0.9)
+    optimizer = torch.optim.SGD(parameter_groups(model, 0.1))
     for _ in range(int(context.run_config["local-epochs"])):
         for batch in torch.randperm(len(labels)).split(32):
             optimizer.zero_grad()
