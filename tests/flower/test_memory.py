@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -114,3 +115,10 @@ def test_a_server_cannot_make_a_client_import_what_it_was_not_told_to(setting: s
 def test_a_client_of_another_division_of_the_data_is_refused() -> None:
     with pytest.raises(ExperimentError, match="--data-partition 0/3"):
         open_site(small(2, 1), Own(0, 3))
+
+
+def test_a_client_does_not_load_what_only_reports_and_data_sets_need() -> None:
+    heavy = {"matplotlib", "sklearn", "datasets", "pandas", "pyarrow", "scipy", "onnx", "typer", "flwr"}
+    code = f"import sys, ternfed.flower.client; print(*({heavy!r} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []

@@ -8,7 +8,7 @@ messages until there is one, which saves Flower's three seconds between two ques
 from __future__ import annotations
 
 import asyncio
-import base64
+import re
 import ssl
 import threading
 import time
@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from ternfed.flower.certs import Certificates
+from ternfed.flower.heads import Closed, Head, read_answer, read_request, readdressed
 
 PREFIX = b"/v1/fleet/"
+CALL = re.compile(PREFIX + rb"[a-z-]+")
 PULL = PREFIX + b"pull-messages"
 ACTIVATE = PREFIX + b"activate-node"
 DEACTIVATE = PREFIX + b"deactivate-node"
 QUIET = (PULL, PREFIX + b"send-node-heartbeat")
 """Calls after which there is nothing new for the server to look at."""
-KEY_HEADER = b"flwr-public-key"
 HOLD = 15.0
 """Seconds that a question for messages may wait; Flower's client gives up after 30."""
 IDLE = 120.0
@@ -58,10 +59,6 @@ class Bytes(NamedTuple):
 
     down: int
     up: int
-
-
-class _Closed(Exception):
-    """The peer is gone, or said something that no SuperNode says."""
 
 
 @dataclass
@@ -226,7 +223,7 @@ class _Connection(asyncio.Protocol):
 
     async def _write(self, data: bytes) -> None:
         if self._transport.is_closing():
-            raise _Closed
+            raise Closed
         self._tls.write(data)
         self._flush()
         await self._may_write.wait()
@@ -258,12 +255,12 @@ class _Connection(asyncio.Protocol):
             while True:
                 head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), wait)
                 wait = IDLE
-                request = _parse(head)
+                request = read_request(head)
                 client = self.gate.clients.get(request.key)
-                if client is None or not request.path.startswith(PREFIX) or request.length > BODY:
+                call = CALL.fullmatch(request.path)
+                if client is None or call is None or request.length > BODY:
                     self.gate.refused += 1
-                    known = request.path.startswith(PREFIX)
-                    status = b"401 Unauthorized" if known and client is None else b"404 Not Found"
+                    status = b"401 Unauthorized" if call and client is None else b"404 Not Found"
                     await self._write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
                     break
                 if request.path == PULL:
@@ -272,7 +269,7 @@ class _Connection(asyncio.Protocol):
                     await self._activate(request, head, client)
                 else:
                     await self._pass(request, head, client)
-        except (_Closed, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError, ssl.SSLError):
+        except (Closed, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError, ssl.SSLError):
             pass
         finally:
             if self._upstream is not None:
@@ -284,12 +281,12 @@ class _Connection(asyncio.Protocol):
         reader, upstream = await self._inner()
         upstream.write(head + body)
         answer = await reader.readuntil(b"\r\n\r\n")
-        status, length = _parse_answer(answer)
+        status, length = read_answer(answer)
         content = await reader.readexactly(length)
         self._used = time.monotonic()
         return status, answer, content
 
-    async def _activate(self, request: _Head, head: bytes, client: int) -> None:
+    async def _activate(self, request: Head, head: bytes, client: int) -> None:
         """A client that starts. Flower takes one that was killed for alive for a minute, and refuses its successor.
 
         Its owner has signed this request, so the gate lets Flower know that the earlier one is gone, and asks again.
@@ -300,13 +297,13 @@ class _Connection(asyncio.Protocol):
         status, answer, content = await self._ask(head, body)
         if status != 200:
             earlier = DeactivateNodeRequest(node_id=self.gate.nodes[client]).SerializeToString()
-            await self._ask(_readdressed(head, DEACTIVATE, len(earlier)), earlier)
+            await self._ask(readdressed(head, DEACTIVATE, len(earlier)), earlier)
             status, answer, content = await self._ask(head, body)
         if status == 200:
             self._known_as(client)
         await self._write(answer + content)
 
-    async def _pass(self, request: _Head, head: bytes, client: int) -> None:
+    async def _pass(self, request: Head, head: bytes, client: int) -> None:
         """Hand a request on as it comes, and the answer back."""
         reader, upstream = await self._inner()
         upstream.write(head)
@@ -314,26 +311,26 @@ class _Connection(asyncio.Protocol):
         while left:
             part = await asyncio.wait_for(self._reader.read(min(left, 1 << 16)), IDLE)
             if not part:
-                raise _Closed
+                raise Closed
             upstream.write(part)
             await upstream.drain()
             left -= len(part)
         answer = await reader.readuntil(b"\r\n\r\n")
-        status, length = _parse_answer(answer)
+        status, length = read_answer(answer)
         if status == 200:
             self._known_as(client)
         await self._write(answer)
         while length:
             part = await reader.read(min(length, 1 << 16))
             if not part:
-                raise _Closed
+                raise Closed
             await self._write(part)
             length -= len(part)
         self._used = time.monotonic()
         if request.path not in QUIET:
             self.gate._news.set()
 
-    async def _pull(self, request: _Head, head: bytes, client: int) -> None:
+    async def _pull(self, request: Head, head: bytes, client: int) -> None:
         """A question for messages: answered when there is one, or after a while with none."""
         body = await asyncio.wait_for(self._reader.readexactly(request.length), IDLE)
         counter, end = self.gate.counters[client], time.monotonic() + HOLD
@@ -351,7 +348,7 @@ class _Connection(asyncio.Protocol):
                     counter.asking, held = counter.asking + 1, True
                 await self._mail_or_gone(seen, end - time.monotonic())
                 if self._is_gone():
-                    raise _Closed
+                    raise Closed
             if content:
                 counter.asked = 0.0  # it has something to do now
         finally:
@@ -371,59 +368,3 @@ class _Connection(asyncio.Protocol):
             for each in (mail, gone):
                 each.cancel()
             await asyncio.gather(mail, gone, return_exceptions=True)
-
-
-class _Head(NamedTuple):
-    path: bytes
-    length: int
-    key: bytes
-
-
-def _parse(head: bytes) -> _Head:
-    """The head of a request as SuperNodes send it; everything else ends the connection."""
-    first, *lines = head[:-4].split(b"\r\n")
-    words = first.split(b" ")
-    fields = _fields(lines)
-    if len(words) != 3 or words[0] != b"POST" or words[2] != b"HTTP/1.1" or b"transfer-encoding" in fields:
-        raise _Closed
-    return _Head(words[1], _length(fields), _key(fields.get(KEY_HEADER, b"")))
-
-
-def _readdressed(head: bytes, path: bytes, length: int) -> bytes:
-    """The head of a request as that of another, by the same sender."""
-    _, *lines = head[:-4].split(b"\r\n")
-    kept = [line for line in lines if not line.lower().startswith(b"content-length:")]
-    return b"\r\n".join([b"POST %s HTTP/1.1" % path, *kept, b"content-length: %d" % length]) + b"\r\n\r\n"
-
-
-def _parse_answer(head: bytes) -> tuple[int, int]:
-    first, *lines = head[:-4].split(b"\r\n")
-    words = first.split(b" ", 2)
-    if len(words) < 2 or not words[1].isdigit():
-        raise _Closed
-    return int(words[1]), _length(_fields(lines))
-
-
-def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
-    fields: dict[bytes, bytes] = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        name = name.lower()
-        if not colon or (name in fields and name in (b"content-length", KEY_HEADER)):
-            raise _Closed
-        fields[name] = value.strip()
-    return fields
-
-
-def _length(fields: Mapping[bytes, bytes]) -> int:
-    text = fields.get(b"content-length", b"")
-    if not (text.isdigit() and len(text) < 12):
-        raise _Closed
-    return int(text)
-
-
-def _key(text: bytes) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""

@@ -30,6 +30,9 @@ GRACE = 6.0
 LOOK = 0.5
 """Seconds between two looks for replies when nothing is heard."""
 
+TRIES = 3
+"""So often a round is played whose clients answer but send nothing that counts: it would not get better."""
+
 Say = Callable[[str], None]
 
 
@@ -145,6 +148,7 @@ def play_round(
 ) -> tuple[State, Round, dict[int, Traveller]]:
     """One round; played again, after waiting for clients, where too few uploads came."""
     travellers: dict[int, Traveller] = {}
+    answered = 0
     while True:
         attempt = _Attempt(federation, network, state, terms, travellers)
         attempt.play()
@@ -160,6 +164,10 @@ def play_round(
             return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), travellers
         for client in sorted(attempt.dropped):
             say(f"round {state.round + 1}: {attempt.dropped[client]}")
+        answered += attempt.answered
+        if answered >= TRIES:
+            reasons = "; ".join(attempt.dropped[client] for client in sorted(attempt.dropped))
+            raise NetworkError(f"round {state.round + 1} failed {TRIES} times though clients answered: {reasons}")
         say(f"round {state.round + 1}: {attempt.average.count} uploads came, {terms.least} are needed; waiting")
         wait_for_clients(network, min(terms.least, len(attempt.chosen)), terms, say)
 
@@ -176,6 +184,8 @@ class _Attempt:
         self.average, self.traffic, self.clock = Average(), Traffic(), Clock()
         self.holders: list[int] = []
         self.dropped: dict[int, str] = {}
+        self.answered = False
+        """Some client did, whatever it said."""
         self.travellers = travellers
         self._pending: dict[str, tuple[int, bool]] = {}
         """Messages without a reply: to whom, and coded given the last broadcast."""
@@ -242,6 +252,7 @@ class _Attempt:
     def _take(self, reply: Any, end: float) -> None:
         """A reply: into the average, or the reason why not; without reference again where the client has lost it."""
         client, held = self._pending.pop(reply.metadata.reply_to_message_id)
+        self.answered = self.answered or not _is_from_flower(reply)
         if reply.has_error():
             reason = str(reply.error.reason)
             if held and reason.startswith("MissingReference") and time.monotonic() < end:
@@ -297,6 +308,13 @@ def _say_goodbye(network: Network) -> None:
         network.gate.wait(LOOK)
         done = {reply.metadata.reply_to_message_id for reply in network.link.pull(waiting)}
         waiting = [identity for identity in waiting if identity not in done]
+
+
+def _is_from_flower(reply: Any) -> bool:
+    """An error that Flower itself gives in a client's stead: it is gone, or the time is over."""
+    from flwr.common.constant import ErrorCode
+
+    return bool(reply.has_error() and reply.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 def _names(clients: list[int]) -> str:
