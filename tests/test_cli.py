@@ -77,6 +77,13 @@ class TestRun:
         result = call("run", "--resume", "--out", "mine", "--rounds", "4", "--json")
         assert json.loads(result.stdout)["rounds"] == 4
 
+    def test_resume_goes_on_with_the_seeds_that_are_missing(self) -> None:
+        call("run", *SMALL, "--out", "both/seed-0")
+        before = Path("both/seed-0/timing.jsonl").read_bytes()  # never the same twice
+        result = call("run", *SMALL, "--seeds", "2", "--out", "both", "--resume", "--json")
+        assert [run["rounds"] for run in json.loads(result.stdout)["runs"]] == [2, 2]
+        assert Path("both/seed-0/timing.jsonl").read_bytes() == before
+
     def test_an_algorithm_of_ones_own_is_found_in_the_current_folder(self) -> None:
         Path("own_algorithm.py").write_text(
             "from dataclasses import dataclass\n"
@@ -109,6 +116,7 @@ class TestWrongInput:
             (["--device", "tpu"], "cpu or cuda"),
             (["missing.toml"], "cannot be read"),
             (["--resume", "--out", "missing"], "cannot be read"),
+            (["--resume"], "--out names the run"),
             (["--dataset", "mnist", "--data", "empty"], "TERNFED_DATA"),
         ],
     )

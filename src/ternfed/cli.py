@@ -84,14 +84,21 @@ def run(
     """Run an experiment in this process: every message really encoded, every byte counted."""
     flags = locals()
     with one_sentence():
+        from ternfed.experiment import Experiment
+        from ternfed.runs import fresh_folder
+
+        if resume and out is None:
+            raise ValueError("--resume: --out names the run to go on with")
         given = [f"{key}={flags[flag]}" for flag, key in FLAGS.items() if flags[flag] is not None]
         given += [f"seed={seed}"] if seed is not None else []
-        experiment = read_experiment(file, [*given, *(settings or [])], out if resume else None)
+        experiment = Experiment.given(file, [*given, *(settings or [])], out if resume and seeds == 1 else None)
+        base = out or fresh_folder(experiment.name)
         results = []
         for offset in range(seeds):
             one = experiment.with_settings([f"seed={experiment.seed + offset}"]) if offset else experiment
-            folder = out if seeds == 1 else (out or _fresh(experiment.name)) / f"seed-{one.seed}"
-            results.append(_run_one(one, folder or _fresh(one.name), data, device, resume, overwrite, as_json))
+            folder = base if seeds == 1 else base / f"seed-{one.seed}"
+            go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
+            results.append(_run_one(one, folder, data, device, go_on, overwrite, as_json))
         if as_json:
             terminal.print_json(results[0] if seeds == 1 else _over_seeds(results))
         elif seeds > 1:
@@ -99,15 +106,6 @@ def run(
             terminal.out.print(
                 f"{seeds} seeds: accuracy {100 * both['accuracy']:.2f} ± {100 * both['accuracy_deviation']:.2f} %"
             )
-
-
-def read_experiment(file: Path | None, given: list[str], resumed: Path | None) -> Experiment:
-    """The experiment of a file, or of a run that goes on, with the given settings before what it says."""
-    from ternfed.experiment import Experiment, override
-
-    if resumed is not None and file is None:
-        file = resumed / "config.toml"
-    return Experiment.from_table(override({}, given)) if file is None else Experiment.from_file(file, given)
 
 
 def _run_one(
@@ -150,14 +148,6 @@ def _over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
         "bytes_down": statistics.mean(result["bytes_down"] for result in results),
         "runs": results,
     }
-
-
-def _fresh(name: str) -> Path:
-    """A folder under runs/ that is not there yet."""
-    folder, number = Path("runs") / name, 2
-    while folder.exists():
-        folder, number = Path("runs") / f"{name}-{number}", number + 1
-    return folder
 
 
 def _check_device(device: str) -> None:

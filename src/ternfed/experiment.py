@@ -171,6 +171,13 @@ class Experiment:
         """The experiment of a TOML file; `settings` (`key=value`) go before what the file says."""
         return Experiment.from_table(override(read_table(path), settings))
 
+    @staticmethod
+    def given(file: Path | None, settings: Iterable[str], resumed: Path | None = None) -> Experiment:
+        """What a command line asks for: a file, the run that goes on, or neither; settings go before what it says."""
+        if file is None and resumed is not None:
+            file = resumed / "config.toml"
+        return Experiment.from_toml("", settings) if file is None else Experiment.from_file(file, settings)
+
     def with_settings(self, settings: Iterable[str]) -> Experiment:
         """This experiment with all its values but these; what belonged to a choice that changes takes its default.
 

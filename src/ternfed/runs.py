@@ -277,6 +277,14 @@ class RunFolder:
         return RunError(f"{self.path}: {name} cannot be written ({error.strerror}); see to it and go on by --resume")
 
 
+def fresh_folder(name: str, under: str | Path = "runs") -> Path:
+    """A place for a new run that is not there yet: `name`, `name-2`, …"""
+    folder, number = Path(under) / name, 2
+    while folder.exists():
+        folder, number = Path(under) / f"{name}-{number}", number + 1
+    return folder
+
+
 def read_run(path: str | Path) -> Run:
     """What a folder holds, whether its run is finished, running or killed. Changes nothing."""
     path = Path(path)
