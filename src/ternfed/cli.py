@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ternfed import terminal
+from ternfed.flower import commands as network
 
 if TYPE_CHECKING:
     from ternfed.experiment import Experiment
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Benchmarks: ratios measured side by side in one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+network.add_to(app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")]
@@ -131,7 +133,7 @@ def _run_one(
         coming = record(federation, target, saved)
         rounds = [*past, *terminal.show_rounds(coming, total, experiment.name, past, quiet)]
         summary = summarise(rounds, experiment, str(folder))
-        target.finish(summary)
+        target.finish({**summary, "run": folder.name})  # the folder may move
     if not quiet:
         terminal.out.print(terminal.summary_table({experiment.name: summary}))
         terminal.out.print(f"The run is in {folder}")
@@ -238,6 +240,16 @@ def bench_rounds(rounds: Annotated[int, typer.Option(min=3, help="Measurements o
     from ternfed.bench import rounds as speed
 
     print_markdown(speed.table(list(waiting(speed.run(rounds)))))
+
+
+@bench.command("gpu")
+def bench_gpu() -> None:
+    """Milliseconds of a local step on a GPU, by precision and by clients side by side."""
+    from ternfed.bench import gpu
+
+    with one_sentence():
+        _check_device("cuda")
+        print_markdown(gpu.table(list(waiting(gpu.run()))))
 
 
 def print_markdown(text: str) -> None:
