@@ -24,7 +24,7 @@ def stock_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     before = dict(os.environ)
-    processes.go_offline(home)
+    os.environ.update(processes.OFFLINE, FLWR_HOME=str(home))
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     children = []

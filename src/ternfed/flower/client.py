@@ -69,11 +69,11 @@ class _Work:
 
 def run_client(place: Place, say: Say) -> int:
     """Serve until the server says that the run is over; how often it took part. Refused where it may not."""
+    processes.set_up_flower(place.state / "flower")
     runtime.need_flower()
     torch.set_num_threads(place.threads)
     place.certificates.need(place.certificates.authority, place.certificates.client_key(place.own.index))
     place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    processes.go_offline(place.state / "flower")
     runtime.quiet()
     working = _Work(place)
     was_connected = False

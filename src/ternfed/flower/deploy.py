@@ -38,6 +38,7 @@ class Plan:
 
 def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
     """The rounds that are left, as they are done; the run folder holds them, the model, and `network/`."""
+    processes.set_up_flower(plan.out / "network" / "flower")
     need_flower()
     with ExitStack() as stack:
         if plan.resume:
@@ -49,7 +50,6 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
         stack.enter_context(folder)
         run = known_run(plan.out) if plan.resume else new_run(plan.out)
         place = plan.out / "network"
-        processes.go_offline(place / "flower")
         clients = plan.experiment.federation.clients
         door = plan.door
         if door is None:

@@ -53,11 +53,11 @@ class Link:
 @contextmanager
 def open_link(certificates: Certificates, clients: int, config: dict[str, str], folder: Path) -> Iterator[Link]:
     """A SuperLink for a run: started on loopback, with TLS and SuperNode authentication; stopped at the end."""
+    processes.set_up_flower(folder / "flower")
     runtime.need_flower()
     certificates.need(certificates.authority, certificates.server, certificates.server_key)
     keys = [certificates.public_key(index) for index in range(clients)]
     certificates.need(*keys)
-    processes.go_offline(folder / "flower")
     runtime.quiet()
     port = processes.free_port()
     secret_file, log = folder / "secret", folder / "superlink.log"
