@@ -78,7 +78,7 @@ def briefly_trained(network: nn.Module, data: DataSet, samples: int, quantizer: 
     """One epoch of ternary training over the first samples."""
     torch.manual_seed(0)
     prepared = ternarize_(network, quantizer)
-    optimizer = torch.optim.SGD(parameter_groups(prepared, 0.05, latents=4), momentum=0.9)
+    optimizer = torch.optim.Adam(parameter_groups(prepared, 0.002, factors=0.1))
     inputs = normalise(data.train.inputs[:samples], data.mean, data.deviation)
     for chosen in torch.randperm(samples).split(64):
         optimizer.zero_grad()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from conftest import briefly_trained, with_statistics
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ternfed.data.images import normalise
@@ -21,22 +23,39 @@ pytest.importorskip("onnxruntime", reason="the extra [edge]")
 pytest.importorskip("onnxscript", reason="the extra [edge]")
 
 
-def agreement(model: Trained, samples: Samples, path: Path) -> float:
-    """Share of samples with the same class from the ONNX file, fed raw images, and from PyTorch."""
-    written = export(model, path)
-    found = summarise(predict(open_model(written.path), samples.inputs.numpy(), batch=100)).classes
-    wanted = []
+class Compared(NamedTuple):
+    same: NDArray[np.bool_]
+    """Whether the ONNX file, fed raw images, and PyTorch give the same class."""
+    margin: NDArray[np.float32]
+    """By how much PyTorch's first logit leads its second."""
+    accuracy: float
+    """A network that learned nothing, its logits all alike, would agree with anything."""
+
+    @property
+    def share(self) -> float:
+        return float(self.same.mean())
+
+
+def compare(model: Trained, samples: Samples, path: Path) -> Compared:
+    found = summarise(predict(open_model(export(model, path).path), samples.inputs.numpy(), batch=100)).classes
     with torch.no_grad():
-        for images in samples.inputs.split(100):
-            ready = normalise(images, model.inputs.mean, model.inputs.deviation)
-            wanted.append(model.network(ready).argmax(1).numpy())
-    return float((found == np.concatenate(wanted)).mean())
+        batches = [
+            model.network(normalise(images, model.inputs.mean, model.inputs.deviation))
+            for images in samples.inputs.split(100)
+        ]
+    best = torch.cat(batches).topk(2)
+    same = found == best.indices[:, 0].numpy()
+    accuracy = float((best.indices[:, 0] == samples.labels).float().mean())
+    print(f"the same class for {same.sum()} of {len(same)}, {accuracy:.2%} of them right")  # shown by pytest -rP
+    return Compared(same, (best.values[:, 0] - best.values[:, 1]).numpy(), accuracy)
 
 
 def test_the_mlp_on_all_of_mnists_test_images(mnist: DataSet, tmp_path: Path) -> None:
     model = briefly_trained(mlp(), mnist, 12_000)
     assert list(model.ternary) == ["linear2.weight"]
-    assert agreement(model, mnist.test, tmp_path / "mlp.onnx") >= 0.999
+    result = compare(model, mnist.test, tmp_path / "mlp.onnx")
+    assert result.accuracy > 0.8
+    assert result.share >= 0.999
 
 
 @pytest.mark.parametrize("make", [cnn, resnet18])
@@ -46,7 +65,9 @@ def test_the_convolutional_networks_on_cifar_images(
     """Untrained, so that many logits are close: harder than a trained network. The slow suite takes all 10,000."""
     model = with_statistics(make(), cifar)
     some = Samples(cifar.test.inputs[:300], cifar.test.labels[:300])
-    assert agreement(model, some, tmp_path / "model.onnx") == 1.0
+    result = compare(model, some, tmp_path / "model.onnx")
+    assert result.margin.min() > 0
+    assert result.share == 1.0
 
 
 class Wide(nn.Module):
@@ -54,10 +75,10 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(784, 1024)
-        self.middle = nn.Linear(1024, 1024)
-        self.norm = nn.BatchNorm1d(1024)
-        self.last = nn.Linear(1024, 10)
+        self.first = nn.Linear(784, 2048)
+        self.middle = nn.Linear(2048, 2048)
+        self.norm = nn.BatchNorm1d(2048)
+        self.last = nn.Linear(2048, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = self.first(images.flatten(1)).relu()
@@ -72,9 +93,11 @@ def test_a_users_own_module_with_activations_in_int8_on_all_of_mnists_test_image
     model = briefly_trained(Wide(), mnist, 3_000, TTQ)
     scales = model.ternary["middle.weight"]
     assert scales.positive != scales.negative
-    share = agreement(model, mnist.test, tmp_path / "own.onnx")
+    result = compare(model, mnist.test, tmp_path / "own.onnx")
     assert inspect(tmp_path / "own.onnx").facts["products"] == ["middle.weight"]
-    assert share >= 0.999
+    assert result.accuracy > 0.8
+    assert result.share >= 0.999
+    assert (result.margin[~result.same] < np.quantile(result.margin, 0.02)).all()
     export(model, tmp_path / "exact.onnx", exact=True)
     assert inspect(tmp_path / "exact.onnx").facts["products"] == []
 
@@ -85,4 +108,6 @@ def test_the_convolutional_networks_on_all_of_cifars_test_images(
     make: Callable[[], nn.Module], cifar: DataSet, tmp_path: Path
 ) -> None:
     model = briefly_trained(make(), cifar, 3_000)
-    assert agreement(model, cifar.test, tmp_path / "model.onnx") >= 0.999
+    result = compare(model, cifar.test, tmp_path / "model.onnx")
+    assert result.accuracy > 0.15
+    assert result.share >= 0.999

@@ -1,7 +1,8 @@
 """What a ternary model costs on a small device: against fp32 ONNX and PyTorch, one thread, in turns in one run.
 
 Size is the file's. Memory is that of a fresh process that opens the file and predicts one sample. Milliseconds are
-those of one call at batch 1 and at batch 64; the sides take turns, so what disturbs one disturbs all.
+those of one call at batch 1 and at batch 64, in processor time: with one thread that is what the clock shows on a
+machine that does nothing else. The sides take turns, so what still disturbs one disturbs all.
 """
 
 from __future__ import annotations
@@ -150,23 +151,25 @@ def _onnx_call(opened: Any, model: Trained, batch: int) -> Callable[[], Any]:
 
 
 def turns(calls: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
-    """Seconds a call, one row a turn: a block of calls of each side, one side after the other."""
+    """Seconds a call, one row a turn: a block of calls of each side, one side after the other, to and fro."""
     counts = []
     for call in calls:
         call()
         counts.append(max(1, round(BLOCK_SECONDS / _block(call, 1))))
     rows: list[list[float]] = []
     start = time.perf_counter()
-    while len(rows) < 5 or time.perf_counter() - start < seconds:
-        rows.append([_block(call, count) for call, count in zip(calls, counts, strict=True)])
+    while len(rows) < 11 or time.perf_counter() - start < seconds:
+        places = range(len(calls)) if len(rows) % 2 else reversed(range(len(calls)))
+        row = {place: _block(calls[place], counts[place]) for place in places}
+        rows.append([row[place] for place in range(len(calls))])
     return rows
 
 
 def _block(call: Callable[[], Any], count: int) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(count):
         call()
-    return (time.perf_counter() - start) / count
+    return max(time.process_time() - start, 1e-9) / count
 
 
 def _quartiles(values: list[float]) -> tuple[float, float, float]:

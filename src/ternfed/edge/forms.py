@@ -23,10 +23,10 @@ Bytes = NDArray[np.uint8]
 
 TRITS = 5
 """In a byte: 3⁵ = 243."""
-BLOCK = 64
-"""Weights that share a scale in `MatMulNBits`. 16 and 256 have no int8 kernel: 200 times slower (docs/edge.md)."""
-PRODUCT_FROM = 1 << 20
-"""Matrices of so many weights use the 2-bit product; below, float is as fast at batch 64 (docs/edge.md)."""
+BLOCK = 128
+"""Weights that share a scale in `MatMulNBits`. 16 and 256 have no int8 kernel: 300 times slower (docs/edge.md)."""
+PRODUCT_FROM = 1 << 22
+"""Matrices of so many weights use the 2-bit product; below, float is faster at batch 64 (docs/edge.md)."""
 
 DOMAIN, UNPACK = "ternfed", "Unpack"
 

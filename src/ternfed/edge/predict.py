@@ -122,6 +122,10 @@ def predict(
     samples = _fitting(samples, model.facts)
     if labels is not None and len(labels) != len(samples):
         raise ModelError(f"{len(samples)} samples and {len(labels)} labels: one label a sample is needed")
+    if len(samples):
+        model.run(
+            np.ascontiguousarray(samples[:batch])
+        )  # the first call prepares buffers, and is not what a sample takes
     for start in range(0, len(samples), batch):
         part = np.ascontiguousarray(samples[start : start + batch])
         before = time.perf_counter()
