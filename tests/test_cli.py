@@ -172,6 +172,37 @@ class TestInspect:
         assert "Traceback" not in result.output
 
 
+class TestEdge:
+    def test_a_finished_run_becomes_a_file_that_predicts_as_the_run_did(self) -> None:
+        run = json.loads(call("run", *SMALL, "--out", "mine", "--json").stdout)
+        accuracies = []
+        for name in ("model.onnx", "model.tern", "model.safetensors"):
+            exported = call("export", "mine", "--to", name, "--last")
+            assert exported.exit_code == 0, exported.output
+            assert "linear2.weight" in exported.stdout
+            result = call("predict", name, "--out", "predictions.csv", "--json")
+            accuracies.append(json.loads(result.stdout)["accuracy"])
+            assert len(Path("predictions.csv").read_text().splitlines()) == 1 + 355
+            assert "linear2.weight" in call("inspect", name).stdout
+        assert accuracies == pytest.approx([run["accuracy"]] * 3)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["export", "missing", "--to", "model.onnx"],
+            ["export", "mine", "--to", "model.pdf"],
+            ["predict", "missing.onnx"],
+            ["predict", "own.toml"],
+        ],
+    )
+    def test_wrong_input_is_one_sentence(self, arguments: list[str]) -> None:
+        Path("own.toml").write_text("")
+        result = call(*arguments)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("ternfed: ")
+        assert "Traceback" not in result.output
+
+
 class TestDemo:
     def test_compares_two_algorithms_and_draws_a_picture(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from ternfed import demo
@@ -189,6 +220,6 @@ def test_help_names_every_verb_without_loading_torch() -> None:
     code = "import sys; from ternfed import cli; sys.argv = ['ternfed', '--help']\n"
     code += "try: cli.main()\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    for verb in ("run", "demo", "inspect", "bench"):
+    for verb in ("run", "demo", "inspect", "bench", "server", "client", "certs", "export", "predict"):
         assert verb in done.stdout
     assert done.stdout.rstrip().endswith("False")

@@ -9,14 +9,14 @@ import os
 import statistics
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ternfed import terminal
+from ternfed import edge_commands, terminal
 from ternfed.flower import commands as network
+from ternfed.terminal import failing, one_sentence
 
 if TYPE_CHECKING:
     from ternfed.experiment import Experiment
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Benchmarks: ratios measured side by side in one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+edge_commands.add_to(app)
 network.add_to(app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
@@ -185,37 +186,6 @@ def demo(
             terminal.out.print(f"The picture is {picture}")
 
 
-@app.command()
-def inspect(file: Annotated[Path, typer.Argument(help="A .tern file.")], as_json: Json = False) -> None:
-    """What is in a model file: shapes, zeros, bits per weight, entropy, size against fp32."""
-    from dataclasses import asdict
-
-    from ternfed.wire.tern import describe
-
-    with one_sentence():
-        summary = describe(file)
-        if as_json:
-            terminal.print_json(asdict(summary))
-            return
-        headings = ("tensor", "shape", "kind", "zeros", "bits a weight", "entropy")
-        rows = (
-            (
-                row.name,
-                "×".join(map(str, row.shape)) or "scalar",
-                str(row.kind),
-                f"{100 * row.zeros:.1f}%",
-                f"{row.bits:.3f}",
-                "–" if row.entropy is None else f"{row.entropy:.3f}",
-            )
-            for row in summary.rows
-        )
-        terminal.out.print(terminal.rows_table(headings, rows))
-        terminal.out.print(
-            f"{summary.codec} · {terminal.size(summary.bytes)}, {summary.ratio:.1f} times smaller than "
-            f"{terminal.size(summary.float32_bytes)} of float32"
-        )
-
-
 @bench.command("step")
 def bench_step(rounds: Annotated[int, typer.Option(min=3, help="Measurements of each side.")] = 41) -> None:
     """What FTTQ costs a training step, with and without it in turns."""
@@ -252,6 +222,15 @@ def bench_gpu() -> None:
         print_markdown(gpu.table(list(waiting(gpu.run()))))
 
 
+@bench.command("edge")
+def bench_edge() -> None:
+    """File size, memory and milliseconds of exported models, against fp32 ONNX and PyTorch."""
+    from ternfed.bench import edge
+
+    with one_sentence():
+        print_markdown(edge.table(list(waiting(edge.run()))))
+
+
 def print_markdown(text: str) -> None:
     """A table as Markdown, ready for a page."""
     sys.stdout.write(text + "\n")
@@ -261,33 +240,6 @@ def waiting(rows: Iterable[Any]) -> Iterator[Any]:
     """Pass rows on, with a spinner while they are measured."""
     with terminal.err.status("measuring"):
         yield from rows
-
-
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Wrong input ends with one sentence and exit code 2."""
-    try:
-        yield
-    except (ValueError, ImportError, FileNotFoundError) as error:
-        if os.environ.get("TERNFED_TRACEBACK"):
-            raise
-        terminal.fail(error)
-        raise typer.Exit(2) from error
-
-
-@contextmanager
-def failing() -> Iterator[None]:
-    """A run that fails after it began ends with one sentence and exit code 1."""
-    try:
-        yield
-    except (ValueError, OSError, RuntimeError) as error:
-        if os.environ.get("TERNFED_TRACEBACK"):
-            raise
-        terminal.fail(error)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        terminal.fail("interrupted; a run with a folder goes on by --resume")
-        raise typer.Exit(1) from error
 
 
 def main() -> None:

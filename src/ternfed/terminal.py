@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -95,3 +98,30 @@ def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Wrong input ends with one sentence and exit code 2."""
+    try:
+        yield
+    except (ValueError, ImportError, FileNotFoundError) as error:
+        if os.environ.get("TERNFED_TRACEBACK"):
+            raise
+        fail(error)
+        raise typer.Exit(2) from error
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """A run that fails after it began ends with one sentence and exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("TERNFED_TRACEBACK"):
+            raise
+        fail(error)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        fail("interrupted; a run with a folder goes on by --resume")
+        raise typer.Exit(1) from error
