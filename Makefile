@@ -27,8 +27,8 @@ $(READY): pyproject.toml
 demo: $(READY) ## the demonstration, under a minute
 	@$(BIN)/ternfed demo
 
-test: $(READY) ## the test suite, with coverage
-	$(BIN)/python -m pytest --cov --cov-report=term
+test: $(READY) ## the test suite on two cores, with coverage
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term
 
 test-slow: $(READY) ## the suites that take minutes
 	$(BIN)/python -m pytest -m slow
@@ -44,6 +44,9 @@ format: $(READY) ## rewrite the sources in the common format
 
 bench: $(READY) ## every benchmark, as ratios measured in one run
 	$(BIN)/ternfed bench step
+	$(BIN)/ternfed bench wire
+	$(BIN)/ternfed bench rounds
+	$(BIN)/ternfed bench edge
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage .hypothesis

@@ -34,7 +34,7 @@ class State:
     best: float = -1.0
     """The best validation accuracy so far."""
     best_round: int = 0
-    """The last round that reached it; every round where nothing is held out."""
+    """The first round that reached it; the last one where nothing is held out."""
 
 
 def pack(state: State) -> tuple[Weights, dict[str, Any]]:
