@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import briefly_trained, with_statistics
+from edge_models import briefly_trained, with_statistics
 from numpy.typing import NDArray
 from torch import Tensor, nn
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import with_two_scales
+from edge_models import with_two_scales
 from torch import Tensor, nn
 
 from ternfed.data.images import normalise
