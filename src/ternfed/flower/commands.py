@@ -79,16 +79,18 @@ def server(
         given = [*(LOCAL if local and file is None and not resume else ()), *(settings or [])]
         count = local or clients
         given += [f"federation.clients={count}"] if count else []
-        experiment = _experiment(file, given, out if resume else None)
+        from ternfed.experiment import Experiment
         from ternfed.flower.certs import Certificates
         from ternfed.flower.deploy import Plan, serve
         from ternfed.flower.server import Door, Terms
         from ternfed.flower.uploads import Bounds
+        from ternfed.runs import fresh_folder
 
+        experiment = Experiment.given(file, given, out if resume else None)
         _one_thread()
         door = None if certs is None else Door(Certificates(certs), host, port)
         terms = Terms(deadline, patience, least, Bounds(scale_bound, weight_bound, samples_bound))
-        place = out or _fresh(experiment.name)
+        place = out or fresh_folder(experiment.name)
         plan = Plan(experiment, place, door, terms, wait_for, resume, overwrite, data)
         if data is not None:
             os.environ["TERNFED_DATA"] = str(data)  # for the clients of a local try
@@ -159,20 +161,12 @@ def _fail(error: Exception, code: int) -> None:
     raise typer.Exit(code) from error
 
 
-def _experiment(file: Path | None, given: list[str], resumed: Path | None) -> Experiment:
-    from ternfed.experiment import Experiment, override
-
-    if resumed is not None and file is None:
-        file = resumed / "config.toml"
-    return Experiment.from_table(override({}, given)) if file is None else Experiment.from_file(file, given)
-
-
 def _show_end(place: Path, experiment: Experiment, as_json: bool) -> None:
     import json
 
     result = json.loads((place / "summary.json").read_text(encoding="utf-8"))
     if as_json:
-        terminal.print_json(result)
+        terminal.print_json({**result, "run": str(place)})
         return
     terminal.out.print(terminal.summary_table({experiment.name: result}))
     terminal.out.print(f"The model is {place}/last.safetensors, the run in {place}", highlight=False)
@@ -200,10 +194,3 @@ def _stop_at_sigterm() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, leave)
-
-
-def _fresh(name: str) -> Path:
-    folder, number = Path("runs") / name, 2
-    while folder.exists():
-        folder, number = Path("runs") / f"{name}-{number}", number + 1
-    return folder

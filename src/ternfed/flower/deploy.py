@@ -71,4 +71,4 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
 
 def summary(rounds: list[Round], plan: Plan) -> Table:
     """What the run comes to."""
-    return summarise(rounds, plan.experiment, str(plan.out))
+    return summarise(rounds, plan.experiment, plan.out.name)
