@@ -86,7 +86,7 @@ def parameter_groups(
     """Optimizer groups `latents`, `factors` and `others`; the first two learn at so many times `lr`.
 
     Latent weights move only by flipping trits, and the rate of flips is what has to be controlled; factors scale a
-    whole layer. So each wants a rate of its own (docs/recipe.md). Further options go into every group.
+    whole layer. So each wants a rate of its own (docs/LOG.md). Further options go into every group.
     """
     latent_weights = [layer.latent for layer in _prepared(model)]
     layer_factors = [layer.weight.factors for layer in _prepared(model) if layer.weight.factors is not None]
