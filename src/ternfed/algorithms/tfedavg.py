@@ -4,7 +4,7 @@ Xu, Du, Jin, He, Cheng: Ternary Compression for Communication-Efficient Federate
 half is Algorithm 1 (FTTQ), the server half Algorithm 2: average the ternary models, quantize the average again, and
 broadcast that (Strategy I) unless it judges more than a tolerance worse than the average itself (Strategy II).
 
-`PRESETS["paper"]` is the letter of the paper. The defaults are what trains best (docs/LOG.md).
+`PRESETS["paper"]` is the letter of the paper. The defaults are what trained best so far (docs/LOG.md).
 """
 
 from __future__ import annotations
