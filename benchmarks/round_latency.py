@@ -2,7 +2,7 @@
 
     python benchmarks/round_latency.py            # five nodes on this machine, a few rounds each
 
-Both sides train the same small perceptron on the digits, which takes a tenth of a second a client. Flower as it comes
+Both sides train small perceptrons on the digits (not the same one), well under a second a client. Flower as it comes
 is `examples/flower` under `flower-superlink`, `flower-supernode` and `flwr run`, all with their defaults. Medians over
 all rounds but the first.
 """
