@@ -417,7 +417,7 @@ def go_on(path: Path) -> None:
         play(path, LONG)
 
 
-LONG = EXPERIMENT.with_settings(["federation.rounds=50"])
+LONG = EXPERIMENT.with_settings(["federation.rounds=200"])
 
 
 def test_a_process_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path) -> None:

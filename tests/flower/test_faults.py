@@ -131,12 +131,12 @@ def test_a_server_that_was_killed_goes_on_where_it_was(story: Story) -> None:
 def test_when_every_client_is_gone_the_server_waits_then_stops_and_nothing_is_lost(story: Story) -> None:
     server = story.server
     server.close()
-    server.start("--deadline", "8", "--patience", "15", "--resume")
+    server.start("--deadline", "8", "--patience", "40", "--resume")
     story.wait_for_everyone(60)
     for index in range(3):
         story.clients.kill(index)
-    assert server.wait_for_end(60) == 1
-    assert "0 of 1 clients came within 15 s" in server.said()
+    assert server.wait_for_end(90) == 1
+    assert "0 of 1 clients came within 40 s" in server.said()
     assert same_bits(server.model(), replay(server.experiment, server.rounds()))
 
 
@@ -151,7 +151,7 @@ def test_the_run_then_goes_on_to_its_end_as_if_nothing_had_happened(story: Story
     assert (server.out / "summary.json").exists()
     assert len(server.rounds()) == last
     assert same_bits(server.model(), replay(server.experiment, server.rounds()))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(map(story.clients.is_alive, range(3))) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(story.clients.is_alive, range(3))), "the clients were not told that the run is over"
