@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ GRACE = 6.0
 """Seconds that a round waits for a client that was there a moment ago to ask for its next message."""
 LOOK = 0.5
 """Seconds between two looks for replies when nothing is heard."""
+FAREWELL = 30.0
+"""Seconds in which clients that are away may come back to hear that the run is over."""
 
 TRIES = 3
 """So often a round is played whose clients answer but send nothing that counts: it would not get better."""
@@ -140,7 +142,7 @@ def record(
         folder.save_checkpoint(outcome, *pack(state), is_best=state.best_round == state.round)
         note_bytes(folder.path, outcome.round, travellers)
         yield outcome
-    _say_goodbye(network)
+    _say_goodbye(network, state.holders)
 
 
 def play_round(
@@ -297,17 +299,28 @@ def note_bytes(folder: Path, round: int, travellers: dict[int, Traveller]) -> No
         stream.write(json.dumps({"round": round, "clients": clients}).encode() + b"\n")
 
 
-def _say_goodbye(network: Network) -> None:
-    """Tell the clients that the run is over, so that they end; one that is away will find the port closed."""
+def _say_goodbye(network: Network, expected: Collection[int]) -> None:
+    """Tell the clients that the run is over, so that they end.
+
+    One of the last round that is just connecting again is waited for; whoever comes later finds the port closed.
+    """
     from flwr.app import RecordDict
 
-    waiting = network.link.push(network.ready(), END, RecordDict(), 30.0)
-    network.gate.wake()
-    end = time.monotonic() + 10.0
-    while waiting and time.monotonic() < end:
+    told: dict[str, int] = {}
+    heard: set[int] = set()
+    end = time.monotonic() + FAREWELL
+    while time.monotonic() < end:
+        there = [client for client in network.ready() if client not in heard and client not in told.values()]
+        if there:
+            told.update(zip(network.link.push(there, END, RecordDict(), FAREWELL), there, strict=True))
+            network.gate.wake()
+        for reply in network.link.pull(list(told)):
+            client = told.pop(str(reply.metadata.reply_to_message_id))
+            if not _is_from_flower(reply):
+                heard.add(client)
+        if not told and heard.issuperset(expected):
+            return
         network.gate.wait(LOOK)
-        done = {reply.metadata.reply_to_message_id for reply in network.link.pull(waiting)}
-        waiting = [identity for identity in waiting if identity not in done]
 
 
 def _is_from_flower(reply: Any) -> bool:
