@@ -25,10 +25,11 @@ def clients(tmp_path: Path) -> Iterator[Clients]:
     started.close()
 
 
+@pytest.mark.parametrize("wanted", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_five_nodes_end_every_round_with_the_bits_and_the_record_of_the_simulator(
-    tmp_path: Path, clients: Clients
+    tmp_path: Path, clients: Clients, wanted: int
 ) -> None:
-    experiment = small(5, 2)
+    experiment = small(5, wanted)
     keys, port = certificates(tmp_path, 5), processes.free_port()
     for index in range(5):
         clients.start(index, f"127.0.0.1:{port}", keys.folder)
@@ -40,10 +41,10 @@ def test_five_nodes_end_every_round_with_the_bits_and_the_record_of_the_simulato
         assert same_bits(load_file(tmp_path / "run" / "last.safetensors"), state)
         assert outcome.to_line() == record.to_line()
         rounds += 1
-    assert rounds == 2
+    assert rounds == wanted
 
     lines = Server(tmp_path / "run", keys, experiment).bytes()
-    assert [sorted(line["clients"]) for line in lines] == [["0", "1", "2", "3", "4"]] * 2
+    assert [sorted(line["clients"]) for line in lines] == [["0", "1", "2", "3", "4"]] * wanted
     for line, outcome in zip(lines, Server(tmp_path / "run", keys, experiment).rounds(), strict=True):
         own = line["clients"].values()
         assert sum(each["payload_up"] for each in own) == outcome.bytes_up
