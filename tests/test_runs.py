@@ -417,7 +417,7 @@ def go_on(path: Path) -> None:
         play(path, LONG)
 
 
-LONG = EXPERIMENT.with_settings(["federation.rounds=200"])
+LONG = EXPERIMENT.with_settings(["federation.rounds=50"])
 
 
 def test_a_process_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path) -> None:
@@ -427,7 +427,8 @@ def test_a_process_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Pat
     while not (path / "summary.json").exists():
         process = multiprocessing.get_context("fork").Process(target=go_on, args=(path,))
         process.start()
-        process.join(source.uniform(0.0, 0.12))
+        # Each gets a little more time than the one before: the first are killed on any machine, the last one ends.
+        process.join(source.uniform(0.0, 0.02) * (1 + kills))
         process.kill()
         process.join()
         kills += process.exitcode == -9
