@@ -420,6 +420,7 @@ def go_on(path: Path) -> None:
 LONG = EXPERIMENT.with_settings(["federation.rounds=50"])
 
 
+@pytest.mark.slow
 def test_a_process_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path) -> None:
     play(tmp_path / "whole", LONG)
     path, source = tmp_path / "killed", random.Random(0)
