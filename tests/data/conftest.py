@@ -1,20 +1,10 @@
-"""Where the tests look for the real data: TERNFED_DATA, or a folder `shared/data` beside the checkout."""
+"""Tests of data sets see nothing of the user's own settings."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    named = os.environ.get("TERNFED_DATA")
-    folder = Path(named) if named else Path(__file__).resolve().parents[2].parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("MNIST and CIFAR-10 are not on this machine; TERNFED_DATA names their folder")
-    return folder
 
 
 @pytest.fixture(autouse=True)

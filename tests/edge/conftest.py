@@ -1,8 +1,7 @@
-"""Real data where the machine has it, and a finished run on the digits, made once."""
+"""The real data sets, and a finished run on the digits, made once."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from ternfed.experiment import Experiment
 from ternfed.federation import open_federation
 from ternfed.runs import RunFolder, summarise
 from ternfed.simulate import record
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    named = os.environ.get("TERNFED_DATA")
-    folder = Path(named) if named else Path(__file__).resolve().parents[2].parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("MNIST and CIFAR-10 are not on this machine; TERNFED_DATA names their folder")
-    return folder
 
 
 @pytest.fixture(scope="session")
