@@ -56,6 +56,7 @@ def play(path: Path, experiment: Experiment = EXPERIMENT, resumed: Resumed | Non
         assert resumed.saved.round == len(rounds)
         tensors, facts = resumed.saved.tensors, resumed.saved.facts
     with folder:
+        folder.note_partition([[3, 0], [0, 4]])
         for number in range(len(rounds) + 1, experiment.federation.rounds + 1):
             generator = torch.Generator().manual_seed(number)
             tensors = {
@@ -94,6 +95,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_finished_run_has_all_its_files_and_nothing_else(whole: Path) -> None:
     assert sorted(entry.name for entry in whole.iterdir()) == sorted(FILES)
+
+
+def test_a_run_tells_which_classes_each_client_held(whole: Path) -> None:
+    assert read_run(whole).partition == [[3, 0], [0, 4]]
+
+
+def test_records_of_before_bits_were_told_by_layer_can_be_read(whole: Path) -> None:
+    line = (whole / "rounds.jsonl").read_bytes().splitlines(keepends=True)[0]
+    older = json.loads(line)
+    del older["layer_bits"]
+    assert Round.from_line(json.dumps(older).encode()) == Round.from_line(line)
 
 
 def test_two_runs_of_one_experiment_are_the_same_bytes(whole: Path, tmp_path: Path) -> None:

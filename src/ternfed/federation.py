@@ -24,13 +24,15 @@ from ternfed.algorithms.algorithm import (
     Uploads,
     dense_weights,
 )
+from ternfed.data.partitions import histogram
 from ternfed.data.values import DataSet
 from ternfed.evaluation import Examiner
 from ternfed.experiment import Experiment, ExperimentError
-from ternfed.rounds import Broadcast, reply, trits_in
+from ternfed.rounds import Broadcast, layer_entropies, reply, trits_in
 from ternfed.runs import Round
 from ternfed.state import State
 from ternfed.training import Feed, Trained, Work, train
+from ternfed.wire import Message
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,12 @@ class Federation:
         return draws.participants(
             self.experiment.seed, round, len(self.parts), self.experiment.federation.participation
         )
+
+    def class_counts(self) -> list[list[int]]:
+        """How many samples of each class each client holds."""
+        labels = self.feed.samples.labels.cpu()
+        counts: list[list[int]] = histogram(labels, self.parts, int(labels.max()) + 1).tolist()
+        return counts
 
     def open(self) -> State:
         """Before the first round."""
@@ -168,6 +176,7 @@ def conclude(
         strategy=str(server.facts["strategy"]) if "strategy" in server.facts else None,
         changed=_changed(after.broadcast.codes, codes),
         zeros=_zeros(codes),
+        layer_bits=traffic.layer_bits(),
         seconds=clock.seconds,
     )
     return reached, outcome
@@ -230,17 +239,26 @@ class Traffic:
     """The part of `up` that is trits."""
     trits: int = 0
     """So many of them."""
+    entropies: dict[str, float] = field(default_factory=dict)
+    """Of each ternary layer, summed over the uploads: bits a weight."""
 
     def add_download(self, data: bytes) -> None:
         self.down += len(data)
         self.downloads += 1
 
-    def add_upload(self, data: bytes, algorithm: Algorithm) -> None:
+    def add_upload(self, data: bytes, message: Message, algorithm: Algorithm, broadcast: Broadcast) -> None:
         size, trits = trits_in(algorithm, data)
         self.up += len(data)
         self.uploads += 1
         self.trit_bytes += size
         self.trits += trits
+        for name, bits in layer_entropies(message, broadcast).items():
+            self.entropies[name] = self.entropies.get(name, 0.0) + bits
+
+    def layer_bits(self) -> dict[str, float] | None:
+        """Bits a weight of each ternary layer, the mean over the uploads."""
+        # Rounded, because a sum in another order of arrival differs in its last bits.
+        return {name: round(bits / self.uploads, 9) for name, bits in self.entropies.items()} or None
 
     def bits_per_weight(self, federation: Federation) -> float | None:
         """Bits of the trit sections a ternary weight; of whole messages a parameter where nothing is ternary."""

@@ -46,6 +46,8 @@ class Round:
     """Share of the broadcast's trits that differ from those of the broadcast before."""
     zeros: float | None = None
     """Share of the broadcast's trits that are 0."""
+    layer_bits: Mapping[str, float] | None = None
+    """Of each ternary layer in the uploads: the entropy of its trits given the broadcast's, in bits a weight."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By phase. In a file of its own, because it is never the same twice."""
 
@@ -63,10 +65,15 @@ class Round:
     def from_line(line: bytes) -> Round:
         """The record of a line; ValueError where it is none."""
         values = json.loads(line)
-        if not isinstance(values, dict) or set(values) != {each.name for each in fields(Round)} - {"seconds"}:
+        names = {each.name for each in fields(Round)} - {"seconds"}
+        if not isinstance(values, dict) or not names - LATER <= set(values) <= names:
             raise ValueError("not the record of a round")
         missing = {key: math.nan for key in ("accuracy", "loss") if values[key] is None}
         return Round(**{**values, **missing, "dropped": tuple(values["dropped"])})
+
+
+LATER = {"layer_bits"}
+"""Fields that the first runs did not have."""
 
 
 def as_line(values: Mapping[str, Any]) -> bytes:

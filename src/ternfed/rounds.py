@@ -6,9 +6,11 @@ Trits of a broadcast are coded given the last one for receivers that hold it; tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm, Server
@@ -58,6 +60,27 @@ def reply(algorithm: Algorithm, message: Message, numbers: Mapping[str, float], 
 def collect(algorithm: Algorithm, data: bytes, broadcast: Broadcast) -> Message:
     """Server: what a client sent."""
     return _decode(data, algorithm.up, broadcast.reference)
+
+
+def layer_entropies(message: Message, broadcast: Broadcast) -> dict[str, float]:
+    """Bits a weight of each ternary layer of an upload: H(its trits | those of the broadcast).
+
+    All layers are coded as one stream; this says what each of them contributes to its length.
+    """
+    if broadcast.codes is None:
+        return {}
+    return {
+        name: _entropy(value.codes, broadcast.codes[name])
+        for name, value in message.tensors.items()
+        if isinstance(value, Ternary)
+    }
+
+
+def _entropy(codes: Tensor, given: Tensor) -> float:
+    """H(X | Y) of two tensors of trits, in bits an element."""
+    pairs = torch.bincount((3 * given.flatten().long() + codes.flatten().long()) + 4, minlength=9).double().view(3, 3)
+    total = pairs.sum(1, keepdim=True)
+    return float(torch.special.xlogy(pairs, total / pairs.clamp(min=1)).sum() / (math.log(2) * codes.numel()))
 
 
 def trits_in(algorithm: Algorithm, data: bytes) -> tuple[int, int]:

@@ -4,6 +4,7 @@
     environment.json    where it ran                       last.safetensors    the model after the last round
     rounds.jsonl        one record a round                 best.safetensors    the model that judged best
     timing.jsonl        seconds of each round              summary.json        the result, when all rounds are done
+    partition.json      classes that each client holds
 
 Everything but timing, environment and summary is the same bytes for the same experiment, resumed or not. A run may be
 killed at any moment: a file is replaced whole or not at all, `state.safetensors` is the one that counts, and `resume`
@@ -16,7 +17,7 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from ternfed.environment import environment
 from ternfed.experiment import Experiment
-from ternfed.records import Round, best_round, read_rounds, read_timing, summarise, with_seconds
+from ternfed.records import Round, as_line, best_round, read_rounds, read_timing, summarise, with_seconds
 from ternfed.settings import Table, shown
 
 try:
@@ -41,7 +42,7 @@ MODEL = "server/weights/"
 
 FILES = (
     "config.toml", "environment.json", "rounds.jsonl", "timing.jsonl", "state.safetensors", "last.safetensors",
-    "best.safetensors", "summary.json",
+    "best.safetensors", "partition.json", "summary.json",
 )  # fmt: skip
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError)
@@ -79,6 +80,8 @@ class Run(NamedTuple):
     environment: list[Table]
     rounds: list[Round]
     summary: Table | None
+    partition: list[list[int]] | None
+    """Samples of each class on each client, where the run noted them."""
 
 
 class RunFolder:
@@ -166,6 +169,10 @@ class RunFolder:
         self._replace("last.safetensors", _model(saved), lasting=False)  # else made again from the state
         if is_best:
             self._replace("best.safetensors", _model(saved))
+
+    def note_partition(self, class_counts: Sequence[Sequence[int]]) -> None:
+        """Keep how many samples of each class each client holds."""
+        self._replace("partition.json", as_line({"classes": class_counts}))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The result, when all rounds are done."""
@@ -294,6 +301,7 @@ def read_run(path: str | Path) -> Run:
         environment=_read_json(path / "environment.json") or [],
         rounds=with_seconds(rounds, timing),
         summary=_read_json(path / "summary.json"),
+        partition=(_read_json(path / "partition.json") or {}).get("classes"),
     )
 
 

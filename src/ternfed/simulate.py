@@ -59,6 +59,7 @@ def record(federation: Federation, folder: RunFolder, saved: Saved | None = None
     """The rounds that are left, each written to the run folder; checkpoints every few seconds and at the end."""
     before = None if saved is None else unpack(federation.algorithm, saved.round, saved.tensors, saved.facts)
     last = time.monotonic()
+    folder.note_partition(federation.class_counts())
     for state, outcome in play(federation, before):
         folder.append(outcome)
         is_best = state.best_round == state.round
@@ -133,11 +134,12 @@ def _train_and_upload(
         broadcast = received[site.index]
         try:
             data, memory = upload(site, number, broadcast, memories[site.index], work, trained)
-            average.add(collect(federation.algorithm, data, broadcast))
+            message = collect(federation.algorithm, data, broadcast)
+            average.add(message)
         except NonFiniteError as error:
             dropped.append(f"client {site.index}: {error}")
             continue
         memories[site.index] = memory
-        traffic.add_upload(data, federation.algorithm)
+        traffic.add_upload(data, message, federation.algorithm, broadcast)
         clock.lap("upload")
     return dropped

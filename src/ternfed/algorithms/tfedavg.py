@@ -104,6 +104,10 @@ class Settings:
     """So many first local epochs train without quantization."""
     server_rule: Rule = Rule.MEAN
     server_factor: float = 0.7
+    error_feedback: float = 0.0
+    """So much of what a requantization lost is added to the next average."""
+    ternary_start: bool = False
+    """The first broadcast, the model before training, is quantized too."""
     judging: Judging = Judging.SERVER
     tolerance: float = 0.03
     """Strategy II when the quantized model is more than this much accuracy worse."""
@@ -196,11 +200,25 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def reference(broadcast: Message) -> dict[str, Tensor]:
         return {name: _codes(broadcast.tensors[name], name, settings) for name in names}
 
+    def requantized(weights: Weights) -> dict[str, Ternary]:
+        return {n: requantize(weights[n], settings.server_rule, settings.server_factor, n) for n in names}
+
+    def opening(weights: Weights) -> Server:
+        if not settings.ternary_start:
+            return Server(weights, facts={"strategy": "II"})
+        ternary = requantized(weights)
+        return Server(
+            {**weights, **{n: value.dense() for n, value in ternary.items()}}, ternary, facts={"strategy": "I"}
+        )
+
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
         if not uploads.average:
             return server
         average = {**uploads.average, **known}
-        ternary = {n: requantize(average[n], settings.server_rule, settings.server_factor, n) for n in names}
+        wanted = {
+            n: average[n] + server.memory[f"lost/{n}"] if f"lost/{n}" in server.memory else average[n] for n in names
+        }
+        ternary = requantized(wanted)
         dense = {name: value.dense() for name, value in ternary.items()}
         full = settle(average, network, settings.statistics, helpers)
         quantized = settle({**average, **dense}, network, settings.statistics, helpers)
@@ -213,6 +231,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         else:
             collapsed = False
         memory = {"best": best} if settings.judging is Judging.CLIENTS else {}
+        if settings.error_feedback and not collapsed:
+            memory |= {f"lost/{n}": settings.error_feedback * (wanted[n] - dense[n]) for n in names}
         if collapsed:
             return Server(full, {}, memory, {"strategy": "II"})
         return Server(quantized, ternary, memory, {"strategy": "I"})
@@ -231,7 +251,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         ),
         down=tuple(network.schema(some, DOWN, settings.dense, first) for some in (names, ())),
         up=(network.schema(names, numbers, settings.dense, first),),
-        open=lambda weights: Server(weights, facts={"strategy": "II"}),
+        open=opening,
         broadcast=lambda server, held: message_of(server.weights, server.ternary),
         start=start,
         finish=finish,

@@ -269,8 +269,9 @@ class _Attempt:
             traveller.seconds = time.monotonic() - self._pushed[client]
             algorithm, parameters = self.federation.algorithm, self.federation.network.parameters
             broadcast, bounds = self._kind(held)[1], self.terms.bounds
-            self.average.add(accept(algorithm, parameters, data, broadcast, self.number, bounds))
-            self.traffic.add_upload(data, algorithm)
+            message = accept(algorithm, parameters, data, broadcast, self.number, bounds)
+            self.average.add(message)
+            self.traffic.add_upload(data, message, algorithm, broadcast)
             self.holders.append(client)
         except Exception as error:  # whatever a client sends must not stop the others
             self.dropped[client] = f"client {client}: {type(error).__name__}: {_short(str(error))}"
