@@ -1,0 +1,264 @@
+"""Run folders as groups: the same settings with several seeds, and what those come to."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ternfed.records import Round
+from ternfed.rows import Row
+from ternfed.runs import RunError, read_run
+from ternfed.settings import Table, shown
+
+NEEDED: Mapping[tuple[str, str], type] = {
+    ("data", "dataset"): str, ("data", "partition"): str, ("model", "name"): str, ("algorithm", "name"): str,
+    ("federation", "clients"): int, ("federation", "participation"): float, ("federation", "rounds"): int,
+    ("training", "epochs"): int, ("training", "rate"): float, ("training", "optimizer"): str,
+}  # fmt: skip
+"""What the tables below read of the settings. A folder may come from anyone, so it is looked at before."""
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """One run of a group."""
+
+    folder: Path
+    seed: int
+    wanted: int
+    """So many rounds were asked for."""
+    rounds: tuple[Round, ...]
+    environment: tuple[Table, ...]
+    partition: list[list[int]] | None
+
+    @property
+    def finished(self) -> bool:
+        return len(self.rounds) >= self.wanted
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over the seeds of a group."""
+
+    mean: float
+    deviation: float | None
+    """The standard deviation; None with one seed."""
+    count: int
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+    def text(self, digits: int = 2) -> str:
+        if not math.isfinite(self.mean):
+            return "not finite"
+        spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs whose settings differ in the seed alone."""
+
+    name: str
+    settings: Table
+    """Without name and seed."""
+    runs: tuple[Seeded, ...]
+    row: Row | None = None
+    """The row of the paper's tables that has its name."""
+
+    @cached_property
+    def shown(self) -> tuple[Seeded, ...]:
+        """The runs that numbers are taken from: the finished ones; where there is none, those that have begun."""
+        return tuple(run for run in self.runs if run.finished) or tuple(run for run in self.runs if run.rounds)
+
+    @property
+    def finished(self) -> bool:
+        return any(run.finished for run in self.runs)
+
+    @property
+    def length(self) -> int:
+        """So many rounds all of the shown runs have."""
+        return min((len(run.rounds) for run in self.shown), default=0)
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.settings["algorithm"]["name"])
+
+    @property
+    def preset(self) -> str | None:
+        return self.settings["algorithm"].get("preset")
+
+    @property
+    def central(self) -> bool:
+        """Nothing travels."""
+        return self.algorithm == "centralized"
+
+    def setting(self, section: str, key: str) -> Any:
+        return self.settings[section].get(key)
+
+    def shows(self, *names: str) -> bool:
+        return self.row is not None and any(name in self.row.about.shows for name in names)
+
+    def last(self, value: Callable[[Round], float | None]) -> Spread | None:
+        """A value of the last round, over the seeds."""
+        found = [value(run.rounds[self.length - 1]) for run in self.shown] if self.length else []
+        return Spread.of([number for number in found if number is not None])
+
+    def accuracy(self) -> Spread | None:
+        """Test accuracy in percent, after the last round."""
+        return self.last(lambda record: 100 * record.accuracy)
+
+    def validation(self) -> Spread | None:
+        """Accuracy on held-out data in percent, after the last round."""
+        return self.last(lambda record: None if record.validation is None else 100 * record.validation)
+
+    def total(self, value: Callable[[Round], float]) -> float:
+        """A sum over the rounds, the mean over the seeds; 0 where nothing has run."""
+        return statistics.fmean([sum(map(value, run.rounds[: self.length])) for run in self.shown] or [0.0])
+
+    def exchanges(self) -> float:
+        """How often a client took part: a download and an upload, or a notice that there is none."""
+        return self.total(lambda record: record.clients)
+
+    def ratio(self, over: Callable[[Round], float], under: Callable[[Round], float]) -> float | None:
+        below = self.total(under)
+        return self.total(over) / below if below else None
+
+    def compression(self, way: str) -> float | None:
+        """How many times smaller than raw float32, `up` or `down`."""
+        return self.ratio(lambda r: float(getattr(r, f"bytes_{way}_fp32")), lambda r: float(getattr(r, f"bytes_{way}")))
+
+    def skipped(self) -> float:
+        """The share of uploads that a client kept to itself."""
+        return self.ratio(lambda record: record.skipped, lambda record: record.clients) or 0.0
+
+    def strategy_one(self) -> float | None:
+        """The share of rounds with Strategy I; None for algorithms without strategies."""
+        return self.ratio(lambda r: r.strategy == "I", lambda r: r.strategy is not None)
+
+    def bits_up(self) -> float | None:
+        """Bits a ternary weight, over all uploads; None where floats travel."""
+        if self.algorithm in ("fedavg", "cmfl", "centralized"):
+            return None
+        return self.ratio(lambda r: (r.bits_per_weight_up or 0.0) * _uploads(r), _uploads)
+
+
+def _uploads(record: Round) -> int:
+    """How many of a round are known by their bits."""
+    return 0 if record.bits_per_weight_up is None else record.clients - record.skipped - len(record.dropped)
+
+
+@dataclass(frozen=True)
+class Elapsed:
+    """Seconds of local training, measured by `ternfed reproduce`."""
+
+    model: str
+    device: str
+    repetitions: int
+    seconds: Mapping[str, float]
+    """Median, by algorithm."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Everything that the folders hold."""
+
+    groups: tuple[Group, ...]
+    elapsed: tuple[Elapsed, ...] = ()
+    copies: int = 0
+    """So many folders hold a run that another holds too; it counts once."""
+
+
+def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Collected:
+    """The runs in these folders and below them; RunError where a folder has none."""
+    folders: dict[Path, Path] = {}
+    measured: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise RunError(f"{path}: there is no such folder; a run folder, or one that contains some, is needed")
+        runs, times = (sorted(path.rglob(name)) for name in ("config.toml", "elapsed.json"))
+        if not runs and not times:
+            raise RunError(f"{path}: holds no run, itself or below; ternfed run and ternfed reproduce make them")
+        folders |= {file.resolve(): file.parent for file in runs}
+        measured |= {file.resolve(): file for file in times}
+    found: dict[str, list[tuple[Table, Seeded]]] = {}
+    for folder in folders.values():
+        settings, run = _read(folder)
+        found.setdefault(json.dumps({**settings, "seed": None}, sort_keys=True), []).append((settings, run))
+    groups = [_group(runs, rows or {}) for runs in found.values()]
+    kept = sum(len(group.runs) for group in groups)
+    elapsed = tuple(_read_elapsed(file) for file in measured.values())
+    return Collected(tuple(sorted(groups, key=_order)), elapsed, len(folders) - kept)
+
+
+def _read(folder: Path) -> tuple[Table, Seeded]:
+    run = read_run(folder)
+    settings = run.settings
+    for section, key in (("", "name"), ("", "seed"), *NEEDED):
+        kind = NEEDED.get((section, key), int if key == "seed" else str)
+        part = settings.get(section, {}) if section else settings
+        value = part.get(key) if isinstance(part, dict) else None
+        fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+        if not fits or isinstance(value, bool):
+            where = f"{section}.{key}" if section else key
+            raise RunError(f"{folder}: config.toml is not that of a run, its {where} is {shown(value)}")
+    environment = tuple(entry for entry in run.environment if isinstance(entry, dict))
+    wanted = settings["federation"]["rounds"]
+    return settings, Seeded(folder, settings["seed"], wanted, tuple(run.rounds), environment, run.partition)
+
+
+def _group(found: Sequence[tuple[Table, Seeded]], rows: Mapping[str, Row]) -> Group:
+    """One run a seed: of several, the one that came furthest."""
+    best: dict[int, Seeded] = {}
+    for _, run in found:
+        if run.seed not in best or len(run.rounds) > len(best[run.seed].rounds):
+            best[run.seed] = run
+    settings = {key: value for key, value in found[0][0].items() if key not in ("name", "seed")}
+    name = found[0][0]["name"]
+    return Group(name, settings, tuple(best[seed] for seed in sorted(best)), rows.get(name))
+
+
+ORDER = {
+    "dataset": ("mnist", "cifar10"),
+    "model": ("mlp", "cnn", "resnet18"),
+    "partition": ("iid", "classes", "unbalanced", "dirichlet"),
+    "algorithm": ("centralized", "fedavg", "cmfl", "stc", "tfedavg"),
+}  # fmt: skip
+"""The paper's order; what it has not comes after, by name."""
+
+
+def _order(group: Group) -> tuple[Any, ...]:
+    def place(kind: str, name: str) -> tuple[int, str]:
+        return (ORDER[kind].index(name), "") if name in ORDER[kind] else (len(ORDER[kind]), name)
+
+    data, federation = group.settings["data"], group.settings["federation"]
+    return (
+        place("dataset", data["dataset"]),
+        place("model", group.settings["model"]["name"]),
+        str(group.setting("model", "activation") or ""),
+        place("partition", data["partition"]),
+        [float(data.get(key) or 0.0) for key in ("classes_per_client", "balance", "alpha")],
+        federation["participation"],
+        place("algorithm", group.algorithm),
+        group.preset or "",
+        federation["rounds"],
+        group.name,
+        shown(group.settings),
+    )
+
+
+def _read_elapsed(file: Path) -> Elapsed:
+    try:
+        values = json.loads(file.read_bytes())
+        seconds = {str(name): float(value) for name, value in values["seconds"].items()}
+        return Elapsed(str(values["model"]), str(values["device"]), int(values["repetitions"]), seconds)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{file}: is damaged ({type(error).__name__}: {error}); measure again") from error
