@@ -6,6 +6,7 @@ how many seeds are run and how long one takes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -52,13 +53,20 @@ class Reproduce:
     paper: float | None = None
     """The paper's accuracy in percent."""
     paper_deviation: float | None = None
+    repetitions: int = 20
+    """With `elapsed` alone: so many measurements of each algorithm."""
+    paper_seconds: tuple[float, ...] | None = None
+    """With `elapsed` alone: the paper's seconds of FedAvg, CMFL and T-FedAvg."""
 
     def __post_init__(self) -> None:
         for name in self.shows:
             if name not in SHOWN:
                 raise ExperimentError(f"reproduce.shows = {name!r}: {either(SHOWN)} is allowed")
-        if self.seeds < 1:
-            raise ExperimentError(f"reproduce.seeds = {self.seeds}: a whole number of at least 1 is allowed")
+        for name in ("seeds", "repetitions"):
+            if getattr(self, name) < 1:
+                raise ExperimentError(
+                    f"reproduce.{name} = {getattr(self, name)}: a whole number of at least 1 is allowed"
+                )
 
 
 @dataclass(frozen=True)
@@ -82,11 +90,11 @@ class Row:
 
 
 def find_rows(places: Sequence[Path] = PLACES) -> dict[str, Row]:
-    """Every row by its name, in the order of the names."""
+    """Every row by its name, in the order of the names, numbers in them by size."""
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         raise ExperimentError(f"{places[0]}: there is no such folder, and it should hold a TOML file for each row")
-    return {path.stem: read_row(path) for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: read_row(path) for path in sorted(folder.glob("*.toml"), key=_by_name)}
 
 
 def read_row(path: Path) -> Row:
@@ -94,7 +102,10 @@ def read_row(path: Path) -> Row:
     table: dict[str, Any] = read_table(path)
     if not isinstance(about := table.pop("reproduce", None), dict):
         raise ExperimentError(f"{path}: has no table [reproduce], and a row needs one")
-    return Row(path.stem, read(Reproduce, about, "reproduce"), table)
+    try:
+        return Row(path.stem, read(Reproduce, about, "reproduce"), table)
+    except ExperimentError as error:
+        raise ExperimentError(f"{path}: {error}") from error
 
 
 def choose_rows(rows: dict[str, Row], names: Sequence[str]) -> list[Row]:
@@ -106,3 +117,8 @@ def choose_rows(rows: dict[str, Row], names: Sequence[str]) -> list[Row]:
             raise ExperimentError(f"{name}: no row, table or figure has this name; --list shows them")
         chosen |= {row.name: row for row in found}
     return list(chosen.values())
+
+
+def _by_name(path: Path) -> list[tuple[int, str]]:
+    """`balance-20` comes before `balance-100`."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", path.stem)]
