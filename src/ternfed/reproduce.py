@@ -7,13 +7,17 @@ other settings is refused. A row of kind `elapsed` is one cell of its own, measu
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import statistics
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +26,7 @@ import torch
 from ternfed.bench import elapsed
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
-from ternfed.experiment import Experiment
+from ternfed.experiment import Experiment, ExperimentError
 from ternfed.federation import open_federation
 from ternfed.records import Round, read_rounds
 from ternfed.rows import Row
@@ -67,7 +71,10 @@ class Cell:
     def standing(self) -> Literal["new", "begun", "finished"]:
         """How far it is; RunError where its folder holds a run with other settings."""
         if self.row.about.kind == "elapsed":
-            return "finished" if elapsed.read(self.folder) else "new"
+            measured = elapsed.read(self.folder)
+            if measured is not None:
+                _check_same(self.folder, measured["settings"], self.experiment(), "measure it --again")
+            return "new" if measured is None else "finished"
         if not (self.folder / "config.toml").exists():
             return "new"
         run = read_run(self.folder)
@@ -90,6 +97,11 @@ class Tally:
     """Seeds whose folder holds a run with other settings."""
     seconds: Table | None = None
     """Of an `elapsed` row: by algorithm."""
+
+    @property
+    def done(self) -> int:
+        """Seeds that are finished."""
+        return len(self.accuracies) if self.seconds is None else 1
 
     @property
     def mean(self) -> float | None:
@@ -134,22 +146,27 @@ def run_cell(
         return summary
     device = device or row.about.device
     check_device(row, device)
+    # So that the same row gives the same bytes with any number of cores and of jobs.
+    with elapsed.one_thread() if row.about.device == "cpu" else nullcontext():
+        return _run(cell, standing == "begun", data, device, on_round or (lambda outcome: None), keep)
+
+
+def _run(cell: Cell, begun: bool, data: Path | None, device: str, on_round: OnRound, keep: bool) -> Table:
     experiment = cell.experiment()
-    federation = open_federation(experiment, _loaded(experiment.data.dataset, data), device)
+    federation = open_federation(experiment, loaded(experiment.data.dataset, data), device)
     rounds: list[Round] = []
     saved = None
-    if standing == "begun":
+    if begun:
         target, _, rounds, saved = RunFolder.resume(cell.folder, experiment, device=device)
     else:
         size = sum(tensor.nbytes for tensor in pack(federation.open())[0].values())
         target = RunFolder.create(cell.folder, experiment, checkpoint_bytes=size, device=device)
-    tell = on_round or (lambda outcome: None)
     with target:
         for outcome in rounds:
-            tell(outcome)
+            on_round(outcome)
         for outcome in record(federation, target, saved):
             rounds.append(outcome)
-            tell(outcome)
+            on_round(outcome)
         summary = {**summarise(rounds, experiment), "run": cell.folder.name}  # the results may move
         target.finish(summary)
         if not keep:
@@ -168,14 +185,22 @@ def measure_cell(
     again: bool = False,
 ) -> Table:
     """The measurement of an `elapsed` row into `results/NAME/elapsed.json`; one that is there is only read."""
-    folder, device = results / row.name, device or row.about.device
-    if not again and (known := elapsed.read(folder)) is not None:
+    cell, device = Cell(row, 0, results, tuple(settings)), device or row.about.device
+    if not again and cell.standing() == "finished":
+        known = elapsed.read(cell.folder)
+        assert known is not None
         return known
     check_device(row, device)
-    experiment = row.experiment(0, settings)
-    measured = elapsed.measure(experiment, _loaded(experiment.data.dataset, data), device, row.about.repetitions)
-    elapsed.write(folder, measured)
+    experiment = cell.experiment()
+    measured = elapsed.measure(experiment, loaded(experiment.data.dataset, data), device, row.about.repetitions)
+    elapsed.write(cell.folder, measured)
     return measured
+
+
+@lru_cache(maxsize=2)
+def loaded(name: str, folder: Path | None) -> DataSet:
+    """A data set, read once for all cells."""
+    return load(name, folder)
 
 
 def check_device(row: Row, device: str) -> None:
@@ -184,7 +209,7 @@ def check_device(row: Row, device: str) -> None:
         raise ValueError(f"device = {device}: cpu or cuda is allowed")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"{row.name}: runs on a GPU ({row.about.minutes:g} minutes a seed on {row.about.machine}), and PyTorch "
+            f"{row.name}: runs on a GPU ({row.about.minutes:g} min a seed on {row.about.machine}), and PyTorch "
             f"sees none here; --device cpu runs it without one, in {_on_a_cpu(row)}"
         )
 
@@ -204,7 +229,7 @@ def run_side_by_side(
     tell = on_round or (lambda cell, outcome: None)
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")  # PyTorch's threads do not survive a fork
-    seen = dict.fromkeys(cells, 0)
+    seen = {cell.name: 0 for cell in cells}
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_be_a_job) as pool:
         waiting: dict[Future[Table], Cell] = {
             pool.submit(_run_whole_cell, cell, data, device, keep): cell for cell in cells
@@ -215,9 +240,9 @@ def run_side_by_side(
                 for cell in waiting.values():
                     # The folder is how one hears of another process's rounds.
                     rounds = read_rounds(cell.folder / "rounds.jsonl")[0]
-                    for outcome in rounds[seen[cell] :]:
+                    for outcome in rounds[seen[cell.name] :]:
                         tell(cell, outcome)
-                    seen[cell] = max(seen[cell], len(rounds))
+                    seen[cell.name] = max(seen[cell.name], len(rounds))
                 for future in done:
                     yield waiting.pop(future), _outcome(future)
         except BaseException:
@@ -231,10 +256,7 @@ def run_side_by_side(
 def tally(row: Row, results: Path, seeds: int | None = None, settings: Sequence[str] = ()) -> Tally:
     """What a row has come to so far."""
     cells = cells_of([row], results, seeds, settings)
-    if row.about.kind == "elapsed":
-        found = elapsed.read(cells[0].folder)
-        return Tally(row, 1, (), 0, 0, None if found is None else found["seconds"])
-    accuracies, begun, other = [], 0, 0
+    accuracies, seconds, begun, other = [], None, 0, 0
     for cell in cells:
         try:
             standing = cell.standing()
@@ -242,11 +264,13 @@ def tally(row: Row, results: Path, seeds: int | None = None, settings: Sequence[
             other += 1
             continue
         begun += standing == "begun"
-        if standing == "finished":
-            summary = read_run(cell.folder).summary
-            assert summary is not None
-            accuracies.append(100 * (summary["accuracy"] or 0.0))
-    return Tally(row, len(cells), tuple(accuracies), begun, other)
+        if standing != "finished":
+            continue
+        if row.about.kind == "elapsed":
+            seconds = (elapsed.read(cell.folder) or {})["seconds"]
+        else:
+            accuracies.append(100 * ((read_run(cell.folder).summary or {})["accuracy"] or 0.0))
+    return Tally(row, len(cells), tuple(accuracies), begun, other, seconds)
 
 
 def in_words(seconds: float) -> str:
@@ -271,13 +295,16 @@ def _on_a_cpu(row: Row) -> str:
     return f"about {in_words(steps * CPU_STEP[own.model.name])} a seed on one core"
 
 
-def _check_same(folder: Path, own: Table, wanted: Experiment) -> None:
-    before, after = Experiment.from_table(own).to_table(), wanted.to_table()
+def _check_same(folder: Path, own: Table, wanted: Experiment, instead: str = "move it away") -> None:
+    try:
+        before, after = Experiment.from_table(own).to_table(), wanted.to_table()
+    except ExperimentError as error:  # a setting that was there in an earlier version, say
+        raise RunError(f"{folder}: {error}; {instead} or name another folder by --out") from error
     for key, old, new in _pairs(before, after):
         if old != new:
             raise RunError(
-                f"{folder}: holds a run with {key} = {shown(old)}, and the row has {shown(new)}; "
-                "move it away or name another folder by --out"
+                f"{folder}: was made with {key} = {shown(old)}, and the row has {shown(new)}; "
+                f"{instead} or name another folder by --out"
             )
 
 
@@ -291,16 +318,18 @@ def _pairs(before: Table, after: Table) -> Iterator[tuple[str, object, object]]:
             yield section, one, other
 
 
-@lru_cache(maxsize=1)
-def _loaded(name: str, folder: Path | None) -> DataSet:
-    """Neighbouring cells have the same data."""
-    return load(name, folder)
-
-
 def _be_a_job() -> None:
     """One thread, because the cores belong to the other jobs; the terminal's Ctrl-C is the first process's to hear."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    if (first := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(first,), daemon=True).start()
+
+
+def _end_with(first: BaseProcess) -> None:
+    """A job whose first process was killed must not go on unseen."""
+    first.join()
+    os._exit(1)
 
 
 def _run_whole_cell(cell: Cell, data: Path | None, device: str | None, keep: bool) -> Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -114,7 +115,9 @@ def choose_rows(rows: dict[str, Row], names: Sequence[str]) -> list[Row]:
     for name in names:
         found = [r for r in rows.values() if name in ("all", *r.about.shows) or fnmatchcase(r.name, name)]
         if not found:
-            raise ExperimentError(f"{name}: no row, table or figure has this name; --list shows them")
+            near = get_close_matches(name, [*rows, *SHOWN], n=1)
+            meant = f"did you mean {near[0]}?" if near else "--list shows them"
+            raise ExperimentError(f"{name}: no row, table or figure has this name; {meant}")
         chosen |= {row.name: row for row in found}
     return list(chosen.values())
 

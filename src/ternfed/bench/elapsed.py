@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,16 +34,12 @@ FILE = "elapsed.json"
 def measure(experiment: Experiment, data: DataSet, device: str, repetitions: int) -> Table:
     """Median seconds of one client's local epochs with each algorithm, and every measurement behind them."""
     own = torch.arange(len(data.train.labels))[: len(data.train.labels) // experiment.federation.clients]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         sides = _sides(experiment, data, own, device)
         for side in sides.values():
             side()
         times = [{name: _seconds(side, device) for name, side in sides.items()} for _ in range(repetitions)]
         where = environment(device)
-    finally:
-        torch.set_num_threads(threads)
     every = {name: [row[name] for row in times] for name in sides}
     return {
         "model": experiment.model.name,
@@ -54,7 +51,19 @@ def measure(experiment: Experiment, data: DataSet, device: str, repetitions: int
         "seconds": {name: statistics.median(values) for name, values in every.items()},
         "all": every,
         "environment": where,
+        "settings": experiment.to_table(),
     }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes in one thread meanwhile: a second one makes small kernels slower, and rounds differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def read(folder: Path) -> Table | None:
@@ -63,7 +72,7 @@ def read(folder: Path) -> Table | None:
         found = json.loads((folder / FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and "seconds" in found else None
+    return found if isinstance(found, dict) and {"seconds", "settings"} <= set(found) else None
 
 
 def write(folder: Path, measured: Table) -> Path:
