@@ -94,7 +94,8 @@ class Group:
 
     @property
     def preset(self) -> str | None:
-        return self.settings["algorithm"].get("preset")
+        given = self.settings["algorithm"].get("preset")
+        return None if given is None else str(given)
 
     @property
     def central(self) -> bool:

@@ -1,0 +1,277 @@
+"""Tables of accuracies: the summary, and the paper's with its numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ternfed.report.collect import Group
+from ternfed.report.labels import (
+    ALGORITHMS,
+    algorithm_label,
+    belonging,
+    cell_of,
+    data_label,
+    distinguish,
+    model_label,
+    rounds_label,
+    split_label,
+)
+from ternfed.report.tables import NONE, Sheet
+from ternfed.rows import SHOWN
+
+LAST = "Accuracy in percent on test data after the last round; ± is the standard deviation over the seeds."
+
+
+def anchor(number: int) -> str:
+    """Where the page tells everything about a group."""
+    return f"runs-{number}"
+
+
+def summary(groups: Sequence[Group]) -> Sheet | None:
+    """Every group, one row each."""
+    if not groups:
+        return None
+    headings = (
+        "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", "accuracy (%)", "paper (%)",
+        "validation (%)", "up (MB)", "down (MB)", "float32 / sent, up", "down", "bits a ternary weight up",
+        "Strategy I (%)", "skipped (%)",
+    )  # fmt: skip
+    rows = tuple(_summary_row(group) for group in groups)
+    notes = (
+        f"{LAST} Validation: on data held out on the server. Up and down: every byte of every message that was really "
+        "encoded, over the whole run, in millions; beside them, how many times larger the same messages are as raw "
+        "float32. Strategy I: the share of rounds with a quantized broadcast. Skipped: the share of uploads that "
+        "clients kept to themselves.",
+    )
+    links = tuple(anchor(number) for number in range(len(groups)))
+    return Sheet("summary", "Summary", headings, rows, texts=5, notes=notes, links=links).without_empty()
+
+
+def _summary_row(group: Group) -> tuple[str, ...]:
+    cell = cell_of(group)
+    validation, bits, one = group.validation(), group.bits_up(), group.strategy_one()
+    return (
+        f"{cell.data}, {cell.split}",
+        cell.model,
+        cell.clients,
+        algorithm_label(group),
+        rounds_label(group),
+        seeds_text(group),
+        accuracy_text(group),
+        paper_text(group),
+        NONE if validation is None else validation.text(),
+        *(_megabytes(group, way) for way in ("up", "down")),
+        *(NONE if (times := group.compression(way)) is None else f"{times:.1f}" for way in ("up", "down")),
+        NONE if bits is None else f"{bits:.3f}",
+        NONE if one is None else f"{100 * one:.3g}",
+        f"{100 * group.skipped():.1f}" if group.algorithm == "cmfl" and group.length else NONE,
+    )
+
+
+def iid(groups: Sequence[Group]) -> Sheet | None:
+    return _pivot("iid", belonging(groups, "iid"), lambda group: f"{data_label(group)}, {model_label(group)}")
+
+
+def non_iid(groups: Sequence[Group]) -> Sheet | None:
+    def column(group: Group) -> str:
+        return f"{data_label(group)}, {model_label(group)}, {split_label(group)}"
+
+    return _pivot("non-iid", belonging(groups, "non-iid"), column)
+
+
+def centralized(groups: Sequence[Group]) -> Sheet | None:
+    """Table I: what the networks reach when all data lies in one place."""
+    found = belonging(groups, "centralized")
+    if not found:
+        return None
+    headings = ("model", "data", "optimizer", "learning rate", "epochs", "seeds", "accuracy (%)", "paper (%)")
+    rows = tuple(
+        (
+            model_label(group),
+            data_label(group),
+            str(group.setting("training", "optimizer")),
+            f"{group.setting('training', 'rate'):g}",
+            str(group.length * group.setting("training", "epochs")) + ("" if group.finished else ", unfinished"),
+            seeds_text(group),
+            accuracy_text(group),
+            paper_text(group),
+        )
+        for group in found
+    )
+    return Sheet("centralized", SHOWN["centralized"], headings, rows, texts=3, notes=(LAST,)).without_empty()
+
+
+def ablation(groups: Sequence[Group]) -> Sheet | None:
+    """One choice off at a time, judged on validation data."""
+    found = belonging(groups, "ablation")
+    if not found:
+        return None
+    found = sorted(found, key=lambda group: not _title(group).startswith("The recipe"))
+    full = found[0].validation() if _title(found[0]).startswith("The recipe") else None
+    headings = (
+        "what is off", "data", "rounds × epochs", "seeds", "validation (%)", "difference", "bits a ternary weight up",
+        "Strategy I (%)",
+    )  # fmt: skip
+    rows = []
+    for number, group in enumerate(found):
+        value, bits, one = group.validation(), group.bits_up(), group.strategy_one()
+        apart = NONE if full is None or value is None or number == 0 else f"{value.mean - full.mean:+.2f}"
+        cell = cell_of(group)
+        rows.append(
+            (
+                _title(group),
+                cell.text(),
+                rounds_label(group),
+                seeds_text(group),
+                NONE if value is None else value.text(),
+                apart,
+                NONE if bits is None else f"{bits:.3f}",
+                NONE if one is None else f"{100 * one:.3g}",
+            )
+        )
+    notes = (
+        "Accuracy on validation data, split from the training set and held out on the server, after the last round. "
+        "Difference: to the full recipe, in points.",
+    )
+    return Sheet("ablation", SHOWN["ablation"], headings, tuple(rows), texts=3, notes=notes).without_empty()
+
+
+def participation(groups: Sequence[Group]) -> Sheet | None:
+    """Accuracy and uploads by the share of clients that take part."""
+    found = belonging(groups, "participation")
+    if not found:
+        return None
+    columns = _series(found, lambda group: f"{algorithm_label(group)}, {split_label(group)}")
+    headings = ["λ"]
+    for column in columns:
+        headings += [f"{column}: accuracy (%)", "up (MB)"]
+    rows = []
+    for share in sorted({_share(group) for group in found}):
+        row = [f"{share:g}"]
+        for own in columns.values():
+            group = _one([group for group in own if _share(group) == share])
+            row += [NONE, NONE] if group is None else [accuracy_text(group), _megabytes(group, "up")]
+        rows.append(tuple(row))
+    notes = (f"{LAST} {_circumstances(found)}",)
+    return Sheet("participation", SHOWN["participation"], tuple(headings), tuple(rows), notes=notes)
+
+
+def balance(groups: Sequence[Group]) -> Sheet | None:
+    """Accuracy by β = median / max of the clients' sizes."""
+    found = belonging(groups, "balance")
+    if not found:
+        return None
+    columns = _series(found, algorithm_label)
+    rows = []
+    for value in sorted({beta(group) for group in found}):
+        own = [_one([group for group in series if beta(group) == value]) for series in columns.values()]
+        rows.append((f"{value:g}", *(NONE if group is None else accuracy_text(group) for group in own)))
+    notes = (f"{LAST} {_circumstances(found)}",)
+    return Sheet("balance", SHOWN["balance"], ("β", *columns), tuple(rows), notes=notes)
+
+
+def accuracy_text(group: Group) -> str:
+    value = group.accuracy()
+    if value is None:
+        return NONE
+    unfinished = "" if group.finished else f" (round {group.length} of {group.setting('federation', 'rounds')})"
+    return value.text() + unfinished
+
+
+def paper_text(group: Group) -> str:
+    if group.row is None or group.row.about.paper is None:
+        return NONE
+    deviation = group.row.about.paper_deviation
+    return f"{group.row.about.paper:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+
+
+def seeds_text(group: Group) -> str:
+    left = len(group.runs) - sum(run.finished for run in group.runs)
+    return f"{len(group.shown)}, {left} more unfinished" if left and group.finished else str(len(group.runs))
+
+
+def _pivot(name: str, found: Sequence[Group], column_of: Callable[[Group], str]) -> Sheet | None:
+    """Algorithms by what they were run on, the paper's row below ours."""
+    if not found:
+        return None
+    columns: dict[str, dict[str, Group]] = {}
+    for column in dict.fromkeys(map(column_of, found)):
+        inside = [group for group in found if column_of(group) == column]
+        columns[column] = {label: inside[place] for place, label in distinguish(inside).items()}
+    rows: list[tuple[str, ...]] = []
+    quiet = []
+    for label in sorted({label: None for own in columns.values() for label in own}, key=_label_order):
+        groups = [own.get(label) for own in columns.values()]
+        mixed = [len(_lengths(own.values())) > 1 for own in columns.values()]
+        rows.append((label, *(_pivot_cell(group, many) for group, many in zip(groups, mixed, strict=True))))
+        papers = [NONE if group is None else paper_text(group) for group in groups]
+        if any(text != NONE for text in papers):
+            quiet.append(len(rows))
+            rows.append((f"paper: {label}", *papers))
+    quiet += [len(rows), len(rows) + 1]
+    rows.append(("seeds", *(_range([len(group.shown) for group in own.values()]) for own in columns.values())))
+    rows.append(("rounds × epochs", *(", ".join(_lengths(own.values())) or NONE for own in columns.values())))
+    notes = (LAST,)
+    return Sheet(name, SHOWN[name], ("", *columns), tuple(rows), notes=notes, quiet=tuple(quiet))
+
+
+def _pivot_cell(group: Group | None, mixed: bool) -> str:
+    if group is None:
+        return NONE
+    return accuracy_text(group) + (
+        f" ({rounds_label(group)})" if mixed and group.finished and not group.central else ""
+    )
+
+
+def _lengths(groups: Iterable[Group]) -> list[str]:
+    return list(dict.fromkeys(rounds_label(group) for group in groups if not group.central))
+
+
+def _label_order(label: str) -> tuple[int, str]:
+    places = [place for place, name in enumerate(ALGORITHMS.values()) if label.startswith(name)]
+    return (places[0] if places else len(ALGORITHMS), label)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _circumstances(groups: Sequence[Group]) -> str:
+    """What a sweep holds fixed."""
+    data = ", ".join(dict.fromkeys(f"{data_label(group)}, {model_label(group)}" for group in groups))
+    seeds = _range([len(group.shown) for group in groups])
+    return f"{data}; rounds × epochs: {', '.join(_lengths(groups))}; seeds: {seeds}."
+
+
+def _series(groups: Sequence[Group], label: Callable[[Group], str]) -> dict[str, list[Group]]:
+    """A sweep's groups by label, and by network where there are several."""
+    several = len({(data_label(group), model_label(group)) for group in groups}) > 1
+    series: dict[str, list[Group]] = {}
+    for group in groups:
+        where = f"{data_label(group)}, {model_label(group)}: " if several else ""
+        series.setdefault(where + label(group), []).append(group)
+    return series
+
+
+def _share(group: Group) -> float:
+    return float(group.setting("federation", "participation"))
+
+
+def beta(group: Group) -> float:
+    """β of a partition; one that is not unbalanced has 1."""
+    return float(group.setting("data", "balance") or 1.0)
+
+
+def _one(groups: Sequence[Group]) -> Group | None:
+    """Of several that a table cannot tell apart, the one with the most seeds."""
+    return max(groups, key=lambda group: (group.finished, len(group.shown)), default=None)
+
+
+def _megabytes(group: Group, way: str) -> str:
+    total = group.total(lambda record: float(getattr(record, f"bytes_{way}")))
+    return NONE if group.central or not group.length else f"{total / 1e6:,.2f}"
+
+
+def _title(group: Group) -> str:
+    return group.name if group.row is None else group.row.about.title

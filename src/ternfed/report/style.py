@@ -1,0 +1,132 @@
+"""How every picture looks: fixed colours, thin lines, names at the lines instead of legends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from math import isfinite
+from typing import Any
+
+WIDTH = 11.0
+"""Inches: what a page is wide. Type of 10 points then reads like the page's own."""
+
+COLOURS = {
+    "centralized": "#5f6368", "fedavg": "#0072b2", "cmfl": "#009e73", "stc": "#cc79a7", "tfedavg": "#d55e00",
+}  # fmt: skip
+"""Okabe and Ito's: told apart by everybody."""
+OTHERS = ("#e69f00", "#56b4e9", "#8c6d31", "#7f3c8d")
+"""For algorithms of a user's own."""
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+"""For several groups of one algorithm."""
+SHADES = ("#f4a582", "#e5713c", "#b8410f", "#6b2406", "#2b0d02")
+"""Of T-FedAvg's colour, for a setting that grows."""
+INK, PALE = "#202124", "#9aa0a6"
+
+STYLE: Any = {
+    "font.size": 10, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
+    "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.titlepad": 8, "axes.labelsize": 10,
+    "axes.edgecolor": PALE, "axes.linewidth": 0.8, "axes.labelcolor": INK, "text.color": INK,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "#e8eaed", "grid.linewidth": 0.8, "xtick.color": PALE, "ytick.color": PALE,
+    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "lines.linewidth": 1.7, "figure.facecolor": "white",
+    "figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.08,
+    "svg.fonttype": "none", "svg.hashsalt": "ternfed",
+    "text.parse_math": False,
+}  # fmt: skip
+"""`parse_math`: a name from a folder is text, whatever signs it holds. `fonttype`: text stays text."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the report."""
+
+    name: str
+    """Of its files."""
+    section: str
+    """Under which heading of the page it stands."""
+    title: str
+    caption: str
+    svg: str
+    png: bytes
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Everything drawn inside looks alike; ImportError names the extra where matplotlib is absent."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("a report needs matplotlib: pip install 'ternfed[report]'") from error
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def panels(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
+    """(figure, axes as a 2-d array) of the page's width."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def finish(figure: Any, name: str, section: str, title: str, caption: str = "") -> Picture:
+    """The figure as SVG and PNG, the same bytes for the same content."""
+    svg, png = BytesIO(), BytesIO()
+    name = slug(name)
+    figure.savefig(png, format="png", dpi=150)
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    return Picture(name, section, title, caption, svg.getvalue().decode(), png.getvalue())
+
+
+def slug(text: str) -> str:
+    """A name for a file: `MNIST, MLP, N_c = 2` is `mnist-mlp-nc2`."""
+    plain = text.lower().replace("n_c = ", "nc").replace("*", "").replace("β", "beta").replace("λ", "lambda")
+    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "figure"
+
+
+def colour_of(algorithm: str) -> str:
+    if algorithm in COLOURS:
+        return COLOURS[algorithm]
+    return OTHERS[sum(algorithm.encode()) % len(OTHERS)]
+
+
+def shade(place: int, count: int) -> str:
+    """The colour of one of several values, from light to dark."""
+    return SHADES[min(len(SHADES) - 1, round(place * (len(SHADES) - 1) / max(1, count - 1)))]
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], height: float) -> None:
+    """Names at the right of an axes, (y, text, colour) each, moved apart where they would overlap.
+
+    `height` is that of the axes in inches, roughly.
+    """
+    scale = axes.yaxis.get_transform()  # of a logarithmic axis: places apart on the paper, not in the numbers
+    low, high = (float(scale.transform(limit)) for limit in axes.get_ylim())
+    chosen = sorted((min(max(float(scale.transform(y)), low), high), text, ink) for y, text, ink in ends if isfinite(y))
+    places = spread([place for place, _, _ in chosen], (high - low) * 0.19 / height, high)
+    for place, (_, text, ink) in zip(places, chosen, strict=True):
+        y = float(scale.inverted().transform(place))
+        axes.text(1.015, y, text, color=ink, transform=axes.get_yaxis_transform(), va="center", fontsize=9.5)
+
+
+def spread(places: Sequence[float], gap: float, top: float) -> list[float]:
+    """Rising places, moved so that neighbours are a gap apart and none is above the top."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + gap) if moved else place)
+    limit = top
+    for number in range(len(moved) - 1, -1, -1):
+        moved[number] = min(moved[number], limit)
+        limit = moved[number] - gap
+    return moved
+
+
+def plain_log(axis: Any) -> None:
+    """Ticks of a logarithmic axis as plain numbers: 0.1, 1, 10, 1,000."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,108 @@
+"""A table as plain values, and how it reads as Markdown and as HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+
+NONE = "–"
+"""In a cell that has nothing to say."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table: every cell is text, nothing is escaped yet."""
+
+    name: str
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    texts: int = 1
+    """So many columns are words, to the left; the others are numbers, to the right."""
+    notes: tuple[str, ...] = ()
+    links: tuple[str | None, ...] = ()
+    """Of each row: the id of what it tells about, on the page."""
+    quiet: tuple[int, ...] = ()
+    """Rows that stand back: the paper's beside ours."""
+
+    def without_empty(self) -> Sheet:
+        """Columns of numbers in which no row has anything are left out."""
+        kept = [
+            place
+            for place in range(len(self.headings))
+            if place < self.texts or any(row[place] not in (NONE, "") for row in self.rows)
+        ]
+        headings = tuple(self.headings[place] for place in kept)
+        return replace(self, headings=headings, rows=tuple(tuple(row[place] for place in kept) for row in self.rows))
+
+    def markdown(self) -> str:
+        """The table and its notes; no heading, because the page it goes into has its own."""
+        sides = ["---" if place < self.texts else "--:" for place in range(len(self.headings))]
+        lines = [_line(self.headings), f"|{'|'.join(sides)}|", *map(_line, self.rows)]
+        return "\n".join([*lines, *(f"\n{_plain(note)}" for note in self.notes)])
+
+    def html(self) -> str:
+        """The table in a box of its own that scrolls where it is too wide, and its notes."""
+        head = "".join(self._cell("th", place, text) for place, text in enumerate(self.headings))
+        body = "\n".join(self._row(place, row) for place, row in enumerate(self.rows))
+        notes = "".join(f"<p class=note>{escape(note)}</p>" for note in self.notes)
+        return (
+            f'<div class=wide><table id="table-{escape(self.name)}"><thead><tr>{head}</tr></thead>\n'
+            f"<tbody>\n{body}\n</tbody></table></div>{notes}"
+        )
+
+    def _row(self, number: int, row: Sequence[str]) -> str:
+        link = self.links[number] if self.links else None
+        kind = " class=quiet" if number in self.quiet else ""
+        cells = (self._cell("td", place, text, link if place == 0 else None) for place, text in enumerate(row))
+        return f"<tr{kind}>{''.join(cells)}</tr>"
+
+    def _cell(self, tag: str, place: int, text: str, link: str | None = None) -> str:
+        inside = escape(text) if link is None else f'<a href="#{escape(link)}">{escape(text)}</a>'
+        return f"<{tag}>{inside}</{tag}>" if place < self.texts else f"<{tag} class=n>{inside}</{tag}>"
+
+
+def into_page(page: str, sheets: Mapping[str, Sheet | None], where: str) -> tuple[str, list[str]]:
+    """A Markdown page with its tables new, and the names of those that were asked for and are empty.
+
+    A table stands between `<!-- report: NAME -->` and `<!-- /report -->`, each on a line of its own.
+    """
+    lines: list[str] = []
+    empty: list[str] = []
+    open_name: str | None = None
+    for line in page.splitlines():
+        mark = line.strip()
+        if mark.startswith("<!-- report:") and mark.endswith("-->"):
+            name = mark.removeprefix("<!-- report:").removesuffix("-->").strip()
+            if open_name is not None:
+                raise ValueError(f"{where}: <!-- report: {open_name} --> has no <!-- /report --> before the next one")
+            if name not in sheets:
+                raise ValueError(f"{where}: <!-- report: {name} --> names no table; there are {', '.join(sheets)}")
+            sheet, open_name = sheets[name], name
+            empty += [name] if sheet is None else []
+            lines += [line, "", "*No runs of this table yet.*" if sheet is None else sheet.markdown(), ""]
+        elif mark == "<!-- /report -->":
+            if open_name is None:
+                raise ValueError(f"{where}: <!-- /report --> stands where no table began")
+            open_name = None
+            lines.append(line)
+        elif open_name is None:
+            lines.append(line)
+    if open_name is not None:
+        raise ValueError(f"{where}: <!-- report: {open_name} --> has no <!-- /report --> after it")
+    return "\n".join(lines) + "\n", empty
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_plain(cell) for cell in cells)} |"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is: no tag, no column, no emphasis, no line of its own."""
+    text = " ".join(text.split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`|\[\]])", r"\\\1", text)
+    # N_c and ResNet18* need no backslash: there, neither sign can begin an emphasis.
+    return re.sub(r"(?<!\w)_|_(?!\w)|(?<!\w)\*|\*(?=\w)", r"\\\g<0>", text)
