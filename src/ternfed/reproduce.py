@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
@@ -228,9 +229,8 @@ def run_side_by_side(
     """
     tell = on_round or (lambda cell, outcome: None)
     before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")  # PyTorch's threads do not survive a fork
     seen = {cell.name: 0 for cell in cells}
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_be_a_job) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=_start_method(), initializer=_be_a_job) as pool:
         waiting: dict[Future[Table], Cell] = {
             pool.submit(_run_whole_cell, cell, data, device, keep): cell for cell in cells
         }
@@ -316,6 +316,15 @@ def _pairs(before: Table, after: Table) -> Iterator[tuple[str, object, object]]:
             yield from ((f"{section}.{key}", one.get(key), other.get(key)) for key in {**one, **other})
         else:
             yield section, one, other
+
+
+def _start_method() -> BaseContext:
+    """Not a plain fork, which PyTorch's threads do not survive: a fork of a server that has only imported."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ternfed.reproduce"])
+    return context
 
 
 def _be_a_job() -> None:
