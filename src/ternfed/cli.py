@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ternfed import edge_commands, reproduce_commands, terminal
+from ternfed import edge_commands, report_commands, reproduce_commands, terminal
 from ternfed.flower import commands as network
 from ternfed.terminal import failing, one_sentence
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Benchmarks: ratios measured side by side in one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 edge_commands.add_to(app)
+report_commands.add_to(app)
 reproduce_commands.add_to(app)
 network.add_to(app)
 

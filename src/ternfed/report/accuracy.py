@@ -8,6 +8,7 @@ from ternfed.report.collect import Group
 from ternfed.report.labels import (
     ALGORITHMS,
     algorithm_label,
+    apart,
     belonging,
     cell_of,
     data_label,
@@ -28,22 +29,25 @@ def anchor(number: int) -> str:
 
 
 def summary(groups: Sequence[Group]) -> Sheet | None:
-    """Every group, one row each."""
-    if not groups:
+    """One row a group, but for the points of sweeps and of the ablation."""
+    chosen = [(number, group) for number, group in enumerate(groups) if id(group) not in apart(groups)]
+    if not chosen:
         return None
     headings = (
         "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", "accuracy (%)", "paper (%)",
-        "validation (%)", "up (MB)", "down (MB)", "float32 / sent, up", "down", "bits a ternary weight up",
+        "validation (%)", "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down", "bits a ternary weight up",
         "Strategy I (%)", "skipped (%)",
     )  # fmt: skip
-    rows = tuple(_summary_row(group) for group in groups)
+    rows = tuple(_summary_row(group) for _, group in chosen)
+    left = len(groups) - len(chosen)
     notes = (
         f"{LAST} Validation: on data held out on the server. Up and down: every byte of every message that was really "
         "encoded, over the whole run, in millions; beside them, how many times larger the same messages are as raw "
         "float32. Strategy I: the share of rounds with a quantized broadcast. Skipped: the share of uploads that "
-        "clients kept to themselves.",
+        "clients kept to themselves."
+        + (f" {left} points of sweeps and of the ablation have tables of their own." if left else ""),
     )
-    links = tuple(anchor(number) for number in range(len(groups)))
+    links = tuple(anchor(number) for number, _ in chosen)
     return Sheet("summary", "Summary", headings, rows, texts=5, notes=notes, links=links).without_empty()
 
 
@@ -153,7 +157,7 @@ def participation(groups: Sequence[Group]) -> Sheet | None:
             row += [NONE, NONE] if group is None else [accuracy_text(group), _megabytes(group, "up")]
         rows.append(tuple(row))
     notes = (f"{LAST} {_circumstances(found)}",)
-    return Sheet("participation", SHOWN["participation"], tuple(headings), tuple(rows), notes=notes)
+    return Sheet("participation", "Participation ratio in numbers", tuple(headings), tuple(rows), notes=notes)
 
 
 def balance(groups: Sequence[Group]) -> Sheet | None:
@@ -167,7 +171,7 @@ def balance(groups: Sequence[Group]) -> Sheet | None:
         own = [_one([group for group in series if beta(group) == value]) for series in columns.values()]
         rows.append((f"{value:g}", *(NONE if group is None else accuracy_text(group) for group in own)))
     notes = (f"{LAST} {_circumstances(found)}",)
-    return Sheet("balance", SHOWN["balance"], ("β", *columns), tuple(rows), notes=notes)
+    return Sheet("balance", "Unbalanced clients in numbers", ("β", *columns), tuple(rows), notes=notes)
 
 
 def accuracy_text(group: Group) -> str:

@@ -23,9 +23,9 @@ from ternfed.report.labels import (
     split_label,
 )
 from ternfed.report.style import (
-    DASHES,
     Picture,
     colour_of,
+    dash_of,
     finish,
     label_ends,
     panels,
@@ -88,7 +88,7 @@ def _pair(groups: Sequence[Group], labels: Sequence[str], name: str, section: st
     for group in groups:
         place = seen.setdefault(group.algorithm, 0)
         seen[group.algorithm] += 1
-        looks.append((colour_of(group.algorithm), DASHES[place % len(DASHES)]))
+        looks.append((colour_of(group.algorithm), dash_of(group.algorithm, place)))
     _draw_pair(axes[0], groups, labels, looks)
     axes[0, 0].set_title(title)
     seeds = sorted({len(group.shown) for group in groups})
@@ -170,7 +170,7 @@ def balance(groups: Sequence[Group]) -> Iterator[Picture]:
             colour = colour_of(inside[0].algorithm)
             panel.errorbar(
                 [beta(group) for group in inside], means, errors, color=colour, marker="o", markersize=4.5, capsize=2.5,
-                elinewidth=1,
+                elinewidth=1, linestyle=dash_of(inside[0].algorithm, 0),
             )  # fmt: skip
             ends.append((means[-1], label, colour))
         panel.set(xlabel="β = median / max of the clients' sizes", ylabel="test accuracy (%)")

@@ -17,9 +17,10 @@ from ternfed.report.labels import belonging, by_cell, compared, data_label, dist
 from ternfed.report.style import INK, Picture, colour_of, finish, label_ends, panels, plain_log, shade
 
 PHASES = {
-    "broadcast": "#9ecae1", "prepare": "#c6b38e", "train": "#0072b2", "upload": "#d55e00", "aggregate": "#009e73",
-    "evaluate": "#cc79a7",
+    "broadcast": "#a9cce3", "prepare": "#86bcb6", "train": "#4c6a92", "upload": "#b07aa1", "aggregate": "#e3c567",
+    "evaluate": "#bab0ac",
 }  # fmt: skip
+"""None of them an algorithm's colour."""
 ONE, TWO = "#d55e00", "#f3d9c8"
 """Strategy I and II."""
 
@@ -132,8 +133,9 @@ def _many_layers(names: Sequence[str], table: Numbers) -> Any:
     means = np.nanmean(table, axis=1)
     axes[0, 1].barh(range(len(names)), means, color=colour_of("tfedavg"), height=0.7)
     for place, value in enumerate(means):
-        axes[0, 1].text(value, place, f" {value:.2f}", va="center", fontsize=8.5)
+        axes[0, 1].text(value, place, f" {value:.2g}", va="center", fontsize=8.5)
     axes[0, 1].set(xlabel="mean over the run")
+    axes[0, 1].xaxis.set_major_locator(MaxNLocator(nbins=3))
     axes[0, 1].grid(axis="y", visible=False)
     axes[0, 1].margins(x=0.2)
     return figure
@@ -164,12 +166,12 @@ def changed(groups: Sequence[Group]) -> Iterator[Picture]:
         panel.set(xlabel="round", ylabel="trits changed (%)", title=f"{data}, {model}")
         panel.set_xlim(0, max(group.length for group in inside))
         panel.set_yscale("symlog", linthresh=1e-3, linscale=0.4)  # down to none at all
-        panel.set_ylim(0, None)
+        panel.set_ylim(-2e-4, None)
         plain_log(panel.yaxis)
         label_ends(panel, ends, 2.1)
     caption = (
-        "The share of the broadcast's trits that differ from those of the broadcast before, on a logarithmic scale that "
-        "ends in none at all. Mean over the seeds."
+        "The share of the broadcast's trits that differ from those of the broadcast before, on a logarithmic scale "
+        "that ends in none at all. Mean over the seeds."
     )
     yield finish(figure, "changed trits", "Share of changed trits", "Changed trits by round", caption)
 

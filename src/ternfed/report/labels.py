@@ -17,6 +17,10 @@ PAPER_DATA = ("mnist", "cifar10")
 PAPER_MODELS = ("mlp", "cnn", "resnet18")
 
 
+MAIN = ("centralized", "communication", "iid", "non-iid", "convergence", "convergence-nc5")
+"""What a row shows that is more than a point of a sweep."""
+
+
 class Cell(NamedTuple):
     """What the algorithms of one comparison share."""
 
@@ -45,7 +49,8 @@ def model_label(group: Group) -> str:
         case "mlp":
             name = "linear MLP" if model.get("activation") == "none" else "MLP"
             hidden = model.get("hidden")
-            return name if hidden in (None, [30, 20]) else f"{name} {shown(hidden)}"
+            plain = isinstance(hidden, list) and hidden != [30, 20]
+            return f"{name} {'-'.join(map(str, hidden))}" if plain else name
         case "cnn":
             return "CNN"
         case "resnet18":
@@ -122,15 +127,16 @@ def belonging(groups: Sequence[Group], name: str) -> list[Group]:
     return named or [group for group in groups if group.row is None and _looks_like(group, name, groups)]
 
 
+def apart(groups: Sequence[Group]) -> set[int]:
+    """`id` of each group that is nothing but a point of a sweep or of the ablation."""
+    sweeps = [group for name in ("participation", "balance", "ablation") for group in belonging(groups, name)]
+    return {id(group) for group in sweeps if not (group.shows(*MAIN) or (group.row is None and _usual(group)))}
+
+
 def compared(groups: Sequence[Group]) -> list[Group]:
-    """Those whose curves are drawn side by side: not the single points of a sweep or of the ablation."""
-    main = ("iid", "non-iid", "convergence", "convergence-nc5")
-    sweeps = {id(group) for name in ("participation", "balance") for group in belonging(groups, name)}
-    return [
-        group
-        for group in groups
-        if (group.shows(*main) if group.row is not None else id(group) not in sweeps or _usual_share(group))
-    ]
+    """Those whose curves are drawn side by side."""
+    points = apart(groups)
+    return [group for group in groups if id(group) not in points]
 
 
 def _looks_like(group: Group, name: str, groups: Sequence[Group]) -> bool:
@@ -140,7 +146,7 @@ def _looks_like(group: Group, name: str, groups: Sequence[Group]) -> bool:
         return group.setting(section, key) is not None and _is_swept(group, section, key, groups)
     if data["dataset"] not in PAPER_DATA or not of_paper:
         return False
-    iid = data["partition"] == "iid" and (group.central or _usual_share(group))
+    iid = data["partition"] == "iid" and (group.central or _usual(group))
     match name:
         case "centralized":
             return group.central
@@ -149,14 +155,14 @@ def _looks_like(group: Group, name: str, groups: Sequence[Group]) -> bool:
         case "communication":
             return iid and not group.central
         case "non-iid":
-            return data["partition"] == "classes" and _usual_share(group)
+            return data["partition"] == "classes" and _usual(group)
     return False
 
 
-def _usual_share(group: Group) -> bool:
-    """Whether as many clients take part as usual with this data."""
+def _usual(group: Group) -> bool:
+    """Whether as many clients take part as usual with this data, and all hold as much."""
     usual = BY_DATASET.get(group.setting("data", "dataset"), {}).get("federation", {}).get("participation", 1.0)
-    return bool(group.setting("federation", "participation") == usual)
+    return group.setting("federation", "participation") == usual and group.setting("data", "balance") is None
 
 
 def _is_swept(group: Group, section: str, key: str, groups: Sequence[Group]) -> bool:

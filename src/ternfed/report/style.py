@@ -20,7 +20,7 @@ COLOURS = {
 OTHERS = ("#e69f00", "#56b4e9", "#8c6d31", "#7f3c8d")
 """For algorithms of a user's own."""
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-"""For several groups of one algorithm."""
+"""For several groups of one algorithm. CMFL begins with the second: where no client skips, it lies on FedAvg."""
 SHADES = ("#f4a582", "#e5713c", "#b8410f", "#6b2406", "#2b0d02")
 """Of T-FedAvg's colour, for a setting that grows."""
 INK, PALE = "#202124", "#9aa0a6"
@@ -83,7 +83,9 @@ def finish(figure: Any, name: str, section: str, title: str, caption: str = "") 
 
 def slug(text: str) -> str:
     """A name for a file: `MNIST, MLP, N_c = 2` is `mnist-mlp-nc2`."""
-    plain = text.lower().replace("n_c = ", "nc").replace("*", "").replace("β", "beta").replace("λ", "lambda")
+    plain = text.lower()
+    for sign, word in (("n_c = ", "nc"), ("cifar-10", "cifar10"), ("*", ""), ("β", "beta"), ("λ", "lambda"), ("α", "")):
+        plain = plain.replace(sign, word)
     return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "figure"
 
 
@@ -95,7 +97,14 @@ def colour_of(algorithm: str) -> str:
 
 def shade(place: int, count: int) -> str:
     """The colour of one of several values, from light to dark."""
-    return SHADES[min(len(SHADES) - 1, round(place * (len(SHADES) - 1) / max(1, count - 1)))]
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    return str(to_hex(LinearSegmentedColormap.from_list("shades", SHADES)(place / max(1, count - 1))))
+
+
+def dash_of(algorithm: str, place: int) -> Any:
+    """The line of the first, second, … group of an algorithm."""
+    return DASHES[(place + (algorithm == "cmfl")) % len(DASHES)]
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], height: float) -> None:
@@ -125,8 +134,11 @@ def spread(places: Sequence[float], gap: float, top: float) -> list[float]:
 
 
 def plain_log(axis: Any) -> None:
-    """Ticks of a logarithmic axis as plain numbers: 0.1, 1, 10, 1,000."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """Ticks of a logarithmic axis as plain numbers: 0.1, 1, 10, 1,000; over a short range 2 and 5 as well."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and high < 150 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,129 @@
+"""The whole report: folders in, a page with its figures and tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from ternfed.report import accuracy, costs, curves, inside
+from ternfed.report.collect import Collected, collect
+from ternfed.report.page import page
+from ternfed.report.style import Picture, drawing
+from ternfed.report.tables import Sheet, into_page
+from ternfed.report.targets import targets
+from ternfed.rows import Row, find_rows
+from ternfed.settings import ExperimentError
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a report came to."""
+
+    page: Path
+    groups: int
+    runs: int
+    unfinished: int
+    tables: tuple[str, ...]
+    figures: tuple[str, ...]
+    empty: tuple[str, ...]
+    """`PAGE: TABLE` for each table that a page asked for and no run belongs to."""
+
+
+def write_report(
+    runs: Sequence[Path], out: Path, into: Sequence[Path] = (), rows: Mapping[str, Row] | None = None
+) -> Written:
+    """Read run folders and write `out/index.html`, `out/tables.md` and `out/figures`; fill the tables of other pages.
+
+    `rows` are the paper's; those under `experiments/` where none are given. ValueError with one sentence where a folder
+    holds no run or a page names a table that there is not, before anything is written.
+    """
+    known = _known_rows() if rows is None else rows
+    collected = collect(runs, known)
+    sheets = all_sheets(collected)
+    filled, empty = {}, []
+    for path in into:
+        filled[path], missing = into_page(_read_page(path), sheets, str(path))
+        empty += [f"{path}: {name}" for name in missing]
+    with drawing():
+        pictures = list(all_pictures(collected))
+    shown = [sheet for sheet in sheets.values() if sheet is not None]
+    try:
+        _write(out, collected, shown, pictures)
+        for path, text in filled.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{error.filename or out}: cannot be written ({error.strerror}); name another") from error
+    every = [run for group in collected.groups for run in group.runs]
+    return Written(
+        page=out / "index.html",
+        groups=len(collected.groups),
+        runs=len(every),
+        unfinished=sum(not run.finished for run in every),
+        tables=tuple(sheet.name for sheet in shown),
+        figures=tuple(picture.name for picture in pictures),
+        empty=tuple(empty),
+    )
+
+
+def _write(out: Path, collected: Collected, sheets: Sequence[Sheet], pictures: Sequence[Picture]) -> None:
+    figures = out / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        (figures / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
+        (figures / f"{picture.name}.png").write_bytes(picture.png)
+    whole = "\n\n".join(f"## {sheet.title}\n\n{sheet.markdown()}" for sheet in sheets)
+    (out / "tables.md").write_text(f"# Tables\n\n{whole}\n", encoding="utf-8")
+    (out / "index.html").write_text(page(collected, sheets, pictures), encoding="utf-8")
+
+
+def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
+    """Every table there is, by name; None where no run belongs to it."""
+    groups = collected.groups
+    return {
+        "summary": accuracy.summary(groups),
+        "targets": targets(groups),
+        "centralized": accuracy.centralized(groups),
+        "communication": costs.communication(groups),
+        "iid": accuracy.iid(groups),
+        "non-iid": accuracy.non_iid(groups),
+        "elapsed": costs.elapsed(collected.elapsed),
+        "participation": accuracy.participation(groups),
+        "balance": accuracy.balance(groups),
+        "ablation": accuracy.ablation(groups),
+    }
+
+
+def all_pictures(collected: Collected) -> Iterator[Picture]:
+    """Every figure that the runs have something for, in the order of the page."""
+    made = (
+        curves.convergence, curves.participation, curves.balance, inside.distributions, inside.layers, inside.changed,
+        inside.strategies, inside.seconds,
+    )  # fmt: skip
+    seen: set[str] = set()
+    for picture in sorted(chain.from_iterable(make(collected.groups) for make in made), key=_place):
+        if picture.name in seen:  # two names that differ in signs no file name has
+            picture = Picture(**{**vars(picture), "name": f"{picture.name}-{len(seen)}"})
+        seen.add(picture.name)
+        yield picture
+
+
+def _place(picture: Picture) -> bool:
+    """All convergence first, then the one of five classes a client, and so on as they come."""
+    return picture.section != "Convergence"
+
+
+def _known_rows() -> Mapping[str, Row]:
+    try:
+        return find_rows()
+    except ExperimentError:
+        return {}
+
+
+def _read_page(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ValueError(f"{path}: cannot be read ({reason}); a Markdown page is needed") from error
