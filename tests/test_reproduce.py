@@ -249,7 +249,9 @@ class TestTheCommand:
         assert f"{sum(accuracies) / 2:.2f} ± " in result.stdout
 
     def test_json_is_one_object_of_all_rows(self) -> None:
-        value = json.loads(call("tiny-*", "--seeds", "1", "--json").stdout)
+        result = call("tiny-*", "--seeds", "1", "--json")
+        value = json.loads(result.stdout)
+        assert result.stderr == ""
         assert value["failed"] == {}
         assert [each["name"] for each in value["rows"]] == ["tiny-fedavg", "tiny-tfedavg"]
         first = value["rows"][0]

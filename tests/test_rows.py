@@ -84,10 +84,12 @@ class TestTheFiles:
                 assert own.federation.rounds == 100
             if words[0] == "cifar10":
                 assert (own.data.dataset, own.model.name) == ("cifar10", words[1])
-            assert own.federation.participation == {
-                "participation": float(words[2]) / 100 if words[0] == "participation" else None,
-                "cifar10": 1.0,
-            }.get(words[0], 1.0 if own.data.dataset == "cifar10" else 0.1)
+            clients, share = (5, 1.0) if own.data.dataset == "cifar10" else (100, 0.1)
+            if words[-1] == "centralized":
+                clients, share = 1, 1.0  # who holds everything
+            if words[0] == "participation":
+                share = int(words[2]) / 100
+            assert (own.federation.clients, own.federation.participation) == (clients, share)
             assert own.data.balance == (int(words[1]) / 100 if words[0] == "balance" else None)
 
     def test_algorithms_of_one_cell_differ_in_the_algorithm_alone(self) -> None:

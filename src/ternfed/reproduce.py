@@ -286,8 +286,7 @@ def _on_a_cpu(row: Row) -> str:
     own = row.experiment()
     if own.model.name not in CPU_STEP or own.data.dataset != "cifar10":
         return "a multiple of that time"
-    clients = 1.0 if own.algorithm.name == "centralized" else own.federation.participation
-    steps = own.training.epochs * 50_000 / own.training.batch * clients
+    steps = own.training.epochs * 50_000 / own.training.batch * own.federation.participation
     if row.about.kind == "run":
         steps *= own.federation.rounds
     else:

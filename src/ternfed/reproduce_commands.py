@@ -189,7 +189,8 @@ class _Board:
         """One line stays of it, so that a log shows when each cell was done."""
         bar = self.begin(cell)
         reached = "" if bar.accuracy is None else f" {100 * bar.accuracy:.2f}%"
-        self._progress.console.print(f"{cell.name}{reached}", highlight=False, markup=False)
+        if not self._progress.disable:
+            self._progress.console.print(f"{cell.name}{reached}", highlight=False, markup=False)
         self._progress.remove_task(bar.task)
         self._progress.advance(self._whole)
 
