@@ -44,8 +44,10 @@ def reproduce(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="key=value in place of the rows' own; needs an --out of its own.")
     ] = None,
-    keep_models: Annotated[bool, typer.Option(help="Leave the models in the finished folders.")] = False,
-    again: Annotated[bool, typer.Option(help="Measure elapsed times again that are there.")] = False,
+    keep_models: Annotated[
+        bool, typer.Option("--keep-models", help="Leave the models in the finished folders.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure elapsed times again that are there.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")
     ] = False,
