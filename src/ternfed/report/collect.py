@@ -162,7 +162,7 @@ class Elapsed:
     """Seconds of local training, measured by `ternfed reproduce`."""
 
     model: str
-    device: str
+    machine: str
     repetitions: int
     seconds: Mapping[str, float]
     """Median, by algorithm."""
@@ -260,6 +260,8 @@ def _read_elapsed(file: Path) -> Elapsed:
     try:
         values = json.loads(file.read_bytes())
         seconds = {str(name): float(value) for name, value in values["seconds"].items()}
-        return Elapsed(str(values["model"]), str(values["device"]), int(values["repetitions"]), seconds)
+        where = {**values, **(values.get("environment") or {})}
+        machine = where.get("processor", "cpu") if where["device"] == "cpu" else where["device"]
+        return Elapsed(str(values["model"]), str(machine), int(values["repetitions"]), seconds)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file}: is damaged ({type(error).__name__}: {error}); measure again") from error

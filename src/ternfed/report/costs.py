@@ -20,7 +20,8 @@ from ternfed.rows import SHOWN
 MB = 2**20
 """The paper's Mb: its numbers are exact with 2²⁰ bits."""
 
-PAPER_ROUNDS = 100
+PAPER_EXCHANGES = {"mlp": 1000, "cnn": 500, "resnet18": 500}
+"""100 rounds with 10 and with 5 clients."""
 
 PAPER: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "mlp": {"fedavg": (19.53, 19.53), "cmfl": (5.63, 19.53), "tfedavg": (2.36, 2.36)},
@@ -88,23 +89,23 @@ def communication(groups: Sequence[Group]) -> Sheet | None:
     if not found:
         return None
     headings = (
-        "data, model", "algorithm", "rounds", "sent up (Mb)", "down (Mb)", "of FedAvg's, up", "down",
-        "formula up (Mb)", "down (Mb)", "paper up (Mb)", "down (Mb)", "paper up, our rounds", "down",
+        "data, model", "algorithm", "rounds", "sent up / down (Mb)", "of FedAvg's", "formula up / down (Mb)",
+        "paper up / down (Mb)", "paper, scaled (Mb)",
     )  # fmt: skip
     rows = []
     for cell, inside in by_cell(found).items():
         labels = distinguish(inside)
         full = next((group for group in inside if group.algorithm == "fedavg"), None)
         for place, group in enumerate(inside):
+            parts = None if full is None or full is group else [against(group, full, way) for way in ("up", "down")]
             rows.append(
                 (
                     f"{cell.data}, {cell.model}",
                     labels[place],
                     str(group.length) if group.finished else f"{group.length}, unfinished",
-                    *(_amount(bits) for bits in sent(group)),
-                    *(NONE if full in (None, group) else _part(against(group, full, way)) for way in ("up", "down")),
-                    *(_amount(bits) for bits in formula(group) or ()),
-                    *(() if formula(group) else (NONE, NONE)),
+                    _both(sent(group)),
+                    NONE if parts is None else ", ".join(f"1/{times:.3g}" for times in parts),
+                    _both(formula(group)),
                     *_of_paper(group),
                 )
             )
@@ -113,7 +114,7 @@ def communication(groups: Sequence[Group]) -> Sheet | None:
         "mean over the seeds; its part of FedAvg's is that of one exchange with a client. Formula: the paper's (eq. "
         "downstream) with our networks, rounds and S_I: 2 bits a ternary weight, 32 every other parameter, nothing for "
         "an upload that CMFL skips; download = (1 − S_I/T) · FedAvg's upload + S_I/T · T-FedAvg's upload. Paper: as "
-        "printed, for 100 rounds; where we ran another number, also scaled to it.",
+        "printed, for 100 rounds; where ours exchanged another number of models, also scaled to that.",
         *_first_layer(found),
     )
     sheet = Sheet("communication", SHOWN["communication"], headings, tuple(rows), texts=2, notes=notes)
@@ -151,7 +152,7 @@ def elapsed(measured: Sequence[Elapsed]) -> Sheet | None:
     """Table V: seconds of one client's local epochs, and their ratio to FedAvg's."""
     if not measured:
         return None
-    headings = ("model", "algorithm", "device", "seconds", "× FedAvg", "paper (s)", "paper, × FedAvg")
+    headings = ("model", "algorithm", "machine", "seconds", "× FedAvg", "paper (s)", "paper, × FedAvg")
     rows = []
     for one in sorted(measured, key=lambda one: list(MODELS).index(one.model) if one.model in MODELS else len(MODELS)):
         papers = PAPER_SECONDS.get(one.model, {})
@@ -161,7 +162,7 @@ def elapsed(measured: Sequence[Elapsed]) -> Sheet | None:
                 (
                     MODELS.get(one.model, one.model),
                     ALGORITHMS.get(name, name),
-                    one.device,
+                    one.machine,
                     f"{seconds:.3g}",
                     f"{seconds / full:.2f}" if full else NONE,
                     NONE if theirs is None else f"{theirs:.2f}",
@@ -173,14 +174,15 @@ def elapsed(measured: Sequence[Elapsed]) -> Sheet | None:
     return Sheet("elapsed", SHOWN["elapsed"], headings, tuple(rows), texts=3, notes=notes)
 
 
-def _of_paper(group: Group) -> tuple[str, str, str, str]:
-    printed = PAPER.get(str(group.setting("model", "name")), {}).get(group.algorithm)
+def _of_paper(group: Group) -> tuple[str, str]:
+    """As printed, and scaled to as many exchanges as ours where those are not as many."""
+    model = str(group.setting("model", "name"))
+    printed = PAPER.get(model, {}).get(group.algorithm)
     if printed is None:
-        return NONE, NONE, NONE, NONE
-    up, down = (_amount(MB * value) for value in printed)
-    if group.length == PAPER_ROUNDS:
-        return up, down, NONE, NONE
-    return up, down, *(_amount(MB * value * group.length / PAPER_ROUNDS) for value in printed)  # type: ignore[return-value]
+        return NONE, NONE
+    up, down = printed
+    share = group.exchanges() / PAPER_EXCHANGES[model]
+    return _both((MB * up, MB * down)), NONE if share == 1 else _both((share * MB * up, share * MB * down))
 
 
 def _first_layer(groups: Sequence[Group]) -> list[str]:
@@ -194,14 +196,14 @@ def _first_layer(groups: Sequence[Group]) -> list[str]:
         return []
     return [
         "The paper does not send the MLP's first layer; without it the formula gives, in Mb: "
-        f"{'; '.join(dict.fromkeys(parts))}. Its 19.53 and 2.36 Mb are 640 numbers an upload, of which 600 are ternary."
+        f"{'; '.join(dict.fromkeys(parts))}. Its 19.53 and 2.36 Mb are 640 numbers an upload, 600 of them ternary."
     ]
+
+
+def _both(bits: tuple[float, float] | None) -> str:
+    return NONE if bits is None else f"{_amount(bits[0])} / {_amount(bits[1])}"
 
 
 def _amount(bits: float) -> str:
     value = bits / MB
     return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.3g}"
-
-
-def _part(times: float) -> str:
-    return f"1/{times:.1f}"

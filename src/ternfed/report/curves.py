@@ -77,8 +77,13 @@ def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
         labels = distinguish(inside)
         yield _pair(inside, [labels[place] for place in range(len(inside))], f"convergence {title}", section, title)
     if alone:
+        figure, axes = panels(HEIGHT)
+        for group in alone:
+            _line(axes[0, 0], np.arange(1, group.length + 1), accuracy_curve(group), colour_of(group.algorithm), "-")
         names = [f"{data_label(group)}, {model_label(group)}" for group in alone]
-        yield _pair(alone, names, "convergence centralized", "Convergence", "Centralized training")
+        _over_rounds(axes[0, 0], alone, names, [colour_of(group.algorithm) for group in alone])
+        axes[0, 0].set_title("Centralized training")
+        yield finish(figure, "convergence centralized", "Convergence", "Centralized training", "Test accuracy.")
 
 
 def _pair(groups: Sequence[Group], labels: Sequence[str], name: str, section: str, title: str) -> Picture:
@@ -101,22 +106,30 @@ def _pair(groups: Sequence[Group], labels: Sequence[str], name: str, section: st
 
 def _draw_pair(axes: Any, groups: Sequence[Group], labels: Sequence[str], looks: Sequence[tuple[str, Any]]) -> None:
     """Accuracy over rounds on the first axes, over bits uploaded on the second."""
-    curves = [accuracy_curve(group) for group in groups]
-    for group, (mean, deviation), (colour, dash) in zip(groups, curves, looks, strict=True):
-        rounds = np.arange(1, len(mean) + 1)
-        drawn = [(axes[0], rounds)] + ([] if group.central else [(axes[1], uploaded(group))])
-        for panel, places in drawn:
-            panel.plot(places, mean, color=colour, linestyle=dash)
-            if deviation is not None:
-                panel.fill_between(places, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
-    low, high = _limits([mean for mean, _ in curves])
-    axes[0].set(xlabel="round", ylabel="test accuracy (%)", ylim=(low, high))
-    axes[0].set_xlim(0, max(group.length for group in groups))
+    for group, (colour, dash) in zip(groups, looks, strict=True):
+        found = accuracy_curve(group)
+        _line(axes[0], np.arange(1, group.length + 1), found, colour, dash)
+        if not group.central:
+            _line(axes[1], uploaded(group), found, colour, dash)
     axes[1].set(xlabel=BITS, xscale="log")
     axes[1].tick_params(labelleft=True)
     plain_log(axes[1].xaxis)
-    ends = [(float(mean[-1]), label, look[0]) for (mean, _), label, look in zip(curves, labels, looks, strict=True)]
-    label_ends(axes[0], ends, HEIGHT - 0.7)
+    _over_rounds(axes[0], groups, labels, [colour for colour, _ in looks])
+
+
+def _line(panel: Any, places: Any, found: Curve, colour: str, dash: Any) -> None:
+    mean, deviation = found
+    panel.plot(places, mean, color=colour, linestyle=dash)
+    if deviation is not None:
+        panel.fill_between(places, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+
+
+def _over_rounds(panel: Any, groups: Sequence[Group], labels: Sequence[str], colours: Sequence[str]) -> None:
+    means = [accuracy_curve(group).mean for group in groups]
+    panel.set(xlabel="round", ylabel="test accuracy (%)", ylim=_limits(means))
+    panel.set_xlim(0, max(group.length for group in groups))
+    ends = [(float(mean[-1]), label, colour) for mean, label, colour in zip(means, labels, colours, strict=True)]
+    label_ends(panel, ends, HEIGHT - 0.7)
 
 
 def _limits(means: Sequence[Numbers]) -> tuple[float, float]:

@@ -13,6 +13,8 @@ DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "Digits"}
 ALGORITHMS = {
     "centralized": "Centralized", "fedavg": "FedAvg", "cmfl": "CMFL", "stc": "STC", "tfedavg": "T-FedAvg",
 }  # fmt: skip
+LONGEST = 32
+"""Letters of a name in a table or figure."""
 PAPER_DATA = ("mnist", "cifar10")
 PAPER_MODELS = ("mlp", "cnn", "resnet18")
 
@@ -39,7 +41,7 @@ def cell_of(group: Group) -> Cell:
 
 def data_label(group: Group) -> str:
     name = str(group.setting("data", "dataset"))
-    return DATASETS.get(name, name.rpartition(":")[2])
+    return DATASETS.get(name) or _own(name)
 
 
 def model_label(group: Group) -> str:
@@ -50,13 +52,13 @@ def model_label(group: Group) -> str:
             name = "linear MLP" if model.get("activation") == "none" else "MLP"
             hidden = model.get("hidden")
             plain = isinstance(hidden, list) and hidden != [30, 20]
-            return f"{name} {'-'.join(map(str, hidden))}" if plain else name
+            return f"{name} {_own('-'.join(map(str, hidden)))}" if plain else name
         case "cnn":
             return "CNN"
         case "resnet18":
             width = model.get("width")
             return "ResNet18*" if width in (None, 64) else f"ResNet18*, width {width}"
-    return str(model["name"]).rpartition(":")[2]
+    return _own(str(model["name"]))
 
 
 def split_label(group: Group) -> str:
@@ -70,7 +72,7 @@ def split_label(group: Group) -> str:
             return f"β = {_number(data.get('balance'))}"
         case "dirichlet":
             return f"Dirichlet α = {_number(data.get('alpha'))}"
-    return str(data["partition"])
+    return _own(str(data["partition"]))
 
 
 def clients_label(group: Group) -> str:
@@ -81,8 +83,8 @@ def clients_label(group: Group) -> str:
 
 
 def algorithm_label(group: Group) -> str:
-    name = ALGORITHMS.get(group.algorithm, group.algorithm.rpartition(":")[2])
-    return name if group.preset is None else f"{name} ({group.preset} preset)"
+    name = ALGORITHMS.get(group.algorithm) or _own(group.algorithm)
+    return name if group.preset is None else f"{name} ({_own(group.preset)} preset)"
 
 
 def rounds_label(group: Group) -> str:
@@ -104,7 +106,7 @@ def distinguish(groups: Sequence[Group]) -> dict[int, str]:
             apart = ", ".join(parts[:2])
             labels[place] = f"{name}, {apart}" if apart else name
         if len({labels[place] for place in alike}) < len(alike):
-            labels |= {place: f"{name}, {groups[place].name}" for place in alike}
+            labels |= {place: f"{name}, {_own(groups[place].name)}" for place in alike}
     return labels
 
 
@@ -185,5 +187,11 @@ def _flatten(settings: Table) -> Iterator[tuple[tuple[str, str], Any]]:
             yield from (((section, key), value) for key, value in values.items())
 
 
+def _own(name: str) -> str:
+    """A name of the user's own: of `module:function` the function, and no more than a figure has room for."""
+    name = name.rpartition(":")[2] or name
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
 def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else _own(str(value))

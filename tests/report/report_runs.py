@@ -1,0 +1,50 @@
+"""Run folders for the tests of the report: real ones of tiny runs, and ones whose numbers are known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ternfed.data.sets import load
+from ternfed.experiment import Experiment
+from ternfed.federation import open_federation
+from ternfed.records import Round
+from ternfed.rows import Reproduce, Row
+from ternfed.runs import RunFolder, summarise
+from ternfed.simulate import record
+
+TINY = (
+    "data.dataset=digits", "model.hidden=[12, 12, 12, 12, 12]", "federation.clients=5", "federation.participation=1",
+    "federation.rounds=3", "training.epochs=1",
+)  # fmt: skip
+
+
+def real_run(path: Path, *settings: str, finish: bool = True) -> Path:
+    """A tiny run on the digits, recorded as `ternfed run` records it."""
+    experiment = Experiment.from_toml("", [*TINY, *settings])
+    federation = open_federation(experiment, load("digits"))
+    with RunFolder.create(path, experiment) as folder:
+        rounds = list(record(federation, folder))
+        if finish:
+            folder.finish(summarise(rounds, experiment))
+    return path
+
+
+def known_run(path: Path, settings: Sequence[str], rounds: Sequence[Mapping[str, Any]]) -> Path:
+    """A folder whose rounds have these values; `settings` may ask for more rounds than there are."""
+    usual: dict[str, Any] = {
+        "accuracy": 0.5, "loss": 1.0, "train_loss": None, "validation": None, "bytes_up": 1000, "bytes_down": 2000,
+        "bytes_up_fp32": 10_000, "bytes_down_fp32": 10_000, "bits_per_weight_up": None, "clients": 5,
+    }  # fmt: skip
+    experiment = Experiment.from_toml("", settings)
+    with RunFolder.create(path, experiment) as folder:
+        for number, values in enumerate(rounds, start=1):
+            folder.append(Round(round=number, **{**usual, **values}))
+    return path
+
+
+def row(name: str, *shows: str, **about: Any) -> Row:
+    """A row as `experiments/NAME.toml` would give it."""
+    usual: dict[str, Any] = {"title": name, "seeds": 2, "minutes": 1.0, "machine": "one core"}
+    return Row(name, Reproduce(shows=shows, **{**usual, **about}), {})

@@ -1,0 +1,118 @@
+"""The page in a real browser: nothing to complain about, every figure drawn, the table within the window, a print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from report_browser import Browser, browser, programs
+from report_runs import known_run
+from test_report_page import FIGURES, hostile_run
+
+from ternfed.report.write import write_report
+from ternfed.rows import Row
+
+pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.skipif(programs() is None, reason="needs chromium and chromedriver, and one is not installed")
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, rows: dict[str, Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All tiny runs, and one as wide as the paper's: three-digit clients, thousands of megabytes, ten seeds."""
+    folder = tmp_path_factory.mktemp("browser")
+    values = {
+        "bytes_up": 5_123_456_789, "bytes_down": 5_123_456_789, "bytes_up_fp32": 10**12, "bytes_down_fp32": 10**12,
+        "bits_per_weight_up": 0.512, "validation": 0.9, "strategy": "I", "changed": 0.1,
+    }  # fmt: skip
+    for seed in range(10):
+        for model in ("cnn", "resnet18"):
+            settings = ["data.dataset=cifar10", f"model.name={model}", f"seed={seed}", "algorithm.preset=paper"]
+            own = [*settings, "federation.rounds=2", "data.classes_per_client=5"]
+            known_run(folder / f"runs/{model}-{seed}", own, [{**values, "accuracy": 0.9 + seed / 100}] * 2)
+    return write_report([runs, folder / "runs"], folder / "out", rows=rows).page
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(tab: Browser, page: Path) -> Browser:
+    tab.resize(1280, 800)
+    tab.open(page)
+    return tab
+
+
+def test_the_browser_has_nothing_to_complain_about(opened: Browser) -> None:
+    assert opened.console() == []
+
+
+def test_every_figure_is_drawn_as_wide_as_the_page(opened: Browser) -> None:
+    boxes = opened.run(
+        "return [...document.querySelectorAll('figure')].map(f => {const b = f.querySelector('svg')"
+        ".getBoundingClientRect(); return [f.id.slice(7), b.width, b.height]})"
+    )
+    assert set(FIGURES) <= {name for name, _, _ in boxes}
+    for name, width, height in boxes:
+        assert width > 1000, name
+        assert height > 100, name
+
+
+def test_text_in_figures_can_be_read(opened: Browser) -> None:
+    sizes = opened.run(
+        "return [...document.querySelectorAll('figure svg text')].map(t => t.getBoundingClientRect().height)"
+    )
+    assert len(sizes) > 100
+    assert min(size for size in sizes if size) > 8
+
+
+def test_names_at_lines_are_inside_their_figure(opened: Browser) -> None:
+    outside = opened.run(
+        "return [...document.querySelectorAll('figure svg')].flatMap(s => {const o = s.getBoundingClientRect();"
+        "return [...s.querySelectorAll('text')].filter(t => {const b = t.getBoundingClientRect();"
+        "return b.right > o.right + 2 || b.left < o.left - 2}).map(t => t.textContent)})"
+    )
+    assert outside == []
+
+
+@pytest.mark.parametrize("width", [1280, 1440])
+def test_the_summary_fits_the_window_and_so_does_the_page(opened: Browser, width: int) -> None:
+    opened.resize(width, 800)
+    table, box, whole = opened.run(
+        "const t = document.getElementById('table-summary').getBoundingClientRect();"
+        "return [t.width, document.querySelector('.wide').clientWidth, document.documentElement.scrollWidth]"
+    )
+    assert 600 < table <= box <= width
+    assert whole <= width
+
+
+def test_on_a_small_window_wide_tables_scroll_in_their_own_box(opened: Browser) -> None:
+    opened.resize(700, 800)
+    assert opened.run("return document.documentElement.scrollWidth") <= 700
+    inner, outer = opened.run("const w = document.querySelector('.wide'); return [w.scrollWidth, w.clientWidth]")
+    assert inner > outer
+
+
+def test_the_contents_lead_to_their_places_without_scripts(opened: Browser) -> None:
+    count = opened.run(
+        "return [...document.querySelectorAll('nav a')].filter(a => "
+        "document.getElementById(decodeURIComponent(a.hash.slice(1)))).length"
+    )
+    assert count == opened.run("return document.querySelectorAll('nav a').length") > 10
+
+
+def test_it_prints(opened: Browser) -> None:
+    pdf = opened.printed()
+    assert pdf.startswith(b"%PDF-")
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf)) <= 40
+
+
+def test_text_from_a_folder_runs_nothing(tab: Browser, tmp_path: Path) -> None:
+    tab.open(write_report([hostile_run(tmp_path / "a")], tmp_path / "out", rows={}).page)
+    assert tab.run("return typeof window.hacked") == "undefined"
+    assert tab.run("return document.querySelectorAll('script, img').length") == 0
+    assert tab.console() == []
