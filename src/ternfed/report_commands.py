@@ -36,10 +36,10 @@ def report(
         if as_json:
             terminal.print_json({**asdict(written), "page": str(written.page)})
             return
-        unfinished = f", {written.unfinished} of them unfinished" if written.unfinished else ""
+        unfinished = f" ({written.unfinished} unfinished)" if written.unfinished else ""
         terminal.out.print(
-            f"{written.page}: {written.runs} runs{unfinished} in {written.groups} groups, "
-            f"{len(written.tables)} tables, {len(written.figures)} figures",
+            f"{written.page}: runs {written.runs}{unfinished}, groups {written.groups}, tables {len(written.tables)}, "
+            f"figures {len(written.figures)}",
             highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
         for line in written.empty:

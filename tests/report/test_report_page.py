@@ -201,7 +201,7 @@ class TestCommand:
     def test_it_says_what_it_made(self, runs: Path, tmp_path: Path) -> None:
         result = self.call(runs / "halted", runs / "digits-central", "--out", tmp_path / "r")
         assert result.exit_code == 0, result.output
-        assert "index.html: 2 runs, 1 of them unfinished in 2 groups" in result.output.replace("\n", " ")
+        assert "index.html: runs 2 (1 unfinished), groups 2, tables" in result.output.replace("\n", " ")
         assert (tmp_path / "r" / "index.html").is_file()
 
     def test_json_is_one_object(self, runs: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from ternfed.report.accuracy import beta
 from ternfed.report.collect import Group
 from ternfed.report.curves import Numbers, curve
 from ternfed.report.labels import belonging, by_cell, compared, data_label, distinguish, model_label, split_label
-from ternfed.report.style import INK, Picture, colour_of, finish, label_ends, panels, plain_log, shade
+from ternfed.report.style import INK, Picture, colour_of, finish, label_ends, panels, plain_log, shade, short
 
 PHASES = {
     "broadcast": "#a9cce3", "prepare": "#86bcb6", "train": "#4c6a92", "upload": "#b07aa1", "aggregate": "#e3c567",
@@ -78,7 +78,7 @@ def _distribution(data: str, panes: dict[tuple[str, int], NDArray[np.int64]]) ->
         panel.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
         if clients <= 10 and len(panes) <= 3:
             for column, row in zip(*counts.nonzero(), strict=True):
-                ink = "white" if counts[column, row] > 0.6 * most else INK
+                ink = "white" if counts[column, row] > 0.5 * most else INK
                 panel.text(column, row, f"{counts[column, row]:,}", ha="center", va="center", fontsize=8, color=ink)
     axes[0, 0].set_ylabel("class")
     figure.colorbar(drawn, ax=axes[0].tolist(), label="samples", pad=0.01, aspect=22).outline.set_visible(False)
@@ -87,31 +87,39 @@ def _distribution(data: str, panes: dict[tuple[str, int], NDArray[np.int64]]) ->
 
 
 def layers(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Bits a weight of each ternary layer over the run, and their mean; one picture for each group that has them."""
+    """Bits a weight of each ternary layer over the run: a picture a group, or a network where that has few layers."""
+    caption = (
+        "Entropy of a layer's trits in the uploads, given those of the broadcast that both sides know: "
+        "what the layer costs on the wire. Mean over clients and seeds."
+    )
+    few: dict[str, dict[str, Numbers]] = {}
     for title, group in _ternary(groups):
         names = list(group.shown[0].rounds[0].layer_bits or {})
-        if not names:
-            continue
-        table = np.stack([curve(group, partial(_layer_bits, name)).mean for name in names])
-        caption = (
-            "Entropy of a layer's trits in the uploads, given those of the broadcast that both sides know: "
-            "what the layer costs on the wire. Mean over clients and seeds."
-        )
-        figure = _few_layers(names, table) if len(names) <= 3 else _many_layers(names, table)
-        figure.axes[0].set_title(title)
-        yield finish(figure, f"layers {title}", "Compression by layer", title, caption)
+        bits = {name.removesuffix(".weight"): curve(group, partial(_layer_bits, name)).mean for name in names}
+        network = f"{data_label(group)}, {model_label(group)}"
+        if 0 < len(names) <= 3:
+            split = title.removeprefix(f"{network}, ")
+            few.setdefault(network, {}).update({f"{split}: {name}": value for name, value in bits.items()})
+        elif names:
+            figure = _many_layers(list(bits), np.stack(list(bits.values())))
+            figure.axes[0].set_title(title)
+            yield finish(figure, f"layers {title}", "Compression by layer", title, caption)
+    for network, lines in few.items():
+        figure = _few_layers(lines)
+        figure.axes[0].set_title(network)
+        yield finish(figure, f"layers {network}", "Compression by layer", network, caption)
 
 
-def _few_layers(names: Sequence[str], table: Numbers) -> Any:
-    figure, axes = panels(2.9)
-    ends = []
-    for place, (name, bits) in enumerate(zip(names, table, strict=True)):
-        colour = shade(place + 1, len(names) + 2)
-        axes[0, 0].plot(np.arange(1, len(bits) + 1), bits, color=colour)
-        ends.append((float(bits[-1]), name.removesuffix(".weight"), colour))
-    axes[0, 0].set(xlabel="round", ylabel="bits a weight, upload", xlim=(0, table.shape[1]))
-    axes[0, 0].set_ylim(0, None)
-    label_ends(axes[0, 0], ends, 2.1)
+def _few_layers(lines: Mapping[str, Numbers]) -> Any:
+    figure, axes = panels(3.3)
+    panel, ends = axes[0, 0], []
+    for place, (name, bits) in enumerate(lines.items()):
+        colour = shade(place + 1, len(lines) + 2)
+        panel.plot(np.arange(1, len(bits) + 1), bits, color=colour)
+        ends.append((float(bits[-1]), name, colour))
+    panel.set(xlabel="round", ylabel="bits a weight, upload", xlim=(0, max(map(len, lines.values()))))
+    panel.set_ylim(0, None)
+    label_ends(panel, ends, 2.5)
     return figure
 
 
@@ -124,7 +132,7 @@ def _many_layers(names: Sequence[str], table: Numbers) -> Any:
         table, aspect="auto", interpolation="none", cmap="YlOrBr", vmin=0,
         extent=(0.5, rounds + 0.5, len(names) - 0.5, -0.5),
     )  # fmt: skip
-    axes[0, 0].set_yticks(range(len(names)), [name.removesuffix(".weight") for name in names], fontsize=9)
+    axes[0, 0].set_yticks(range(len(names)), [short(name) for name in names], fontsize=9)
     axes[0, 0].set(xlabel="round")
     axes[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].grid(visible=False)
@@ -194,7 +202,7 @@ def strategies(groups: Sequence[Group]) -> Iterator[Picture]:
         table, aspect="auto", interpolation="none", cmap=colours, vmin=0, vmax=1,
         extent=(0.5, longest + 0.5, len(found) - 0.5, -0.5),
     )  # fmt: skip
-    panel.set_yticks(range(len(found)), [title for title, _ in found], fontsize=9)
+    panel.set_yticks(range(len(found)), [short(title) for title, _ in found], fontsize=9)
     panel.hlines(np.arange(1, len(found)) - 0.5, 0.5, longest + 0.5, color="white", linewidth=2)
     panel.set(xlabel="round")
     panel.grid(visible=False)
@@ -227,7 +235,7 @@ def seconds(groups: Sequence[Group]) -> Iterator[Picture]:
             panel.barh(place, 100 * value / total, left=left, color=PHASES.get(phase, "#bbbbbb"), height=0.72)
             left += 100 * value / total
         panel.text(101, place, f"{total:.3g} s", va="center", fontsize=9)
-    panel.set_yticks(range(len(found)), [title for title, _ in found], fontsize=9)
+    panel.set_yticks(range(len(found)), [short(title) for title, _ in found], fontsize=9)
     panel.invert_yaxis()
     panel.set(xlabel="share of a round's time (%)", xlim=(0, 100))
     panel.grid(visible=False)

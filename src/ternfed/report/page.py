@@ -56,6 +56,8 @@ footer { margin-top: 3rem; font-size: .84rem; color: var(--soft); }
 @page { size: A4 landscape; margin: 12mm; }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
+  h2 { margin-top: 1.4rem; padding-top: .5rem; }
+  .note, figcaption { font-size: 8pt; max-width: none; }
   nav { display: none; }
   .wide { overflow: visible; }
   table { font-size: 7.5pt; } #table-summary { font-size: 6.8pt; }
@@ -114,7 +116,8 @@ def _opening(collected: Collected) -> str:
     copies = (
         f" {collected.copies} folders hold a run that another holds too, and count once." if collected.copies else ""
     )
-    text = f"<p class=soft>{len(runs)} runs in {len(groups)} groups of the same settings.{paper}{copies}</p>\n"
+    counts = f"{len(runs)} run{'s' * (len(runs) != 1)} in {len(groups)} group{'s' * (len(groups) != 1)}"
+    text = f"<p class=soft>{counts} of the same settings.{paper}{copies}</p>\n"
     waiting = [
         f"{escape(group.name)}, seed {run.seed}: {len(run.rounds)} of {run.wanted} rounds"
         for group in groups

@@ -118,7 +118,12 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], height: float)
     places = spread([place for place, _, _ in chosen], (high - low) * 0.19 / height, high)
     for place, (_, text, ink) in zip(places, chosen, strict=True):
         y = float(scale.inverted().transform(place))
-        axes.text(1.015, y, text, color=ink, transform=axes.get_yaxis_transform(), va="center", fontsize=9.5)
+        axes.text(1.015, y, short(text, 40), color=ink, transform=axes.get_yaxis_transform(), va="center", fontsize=9.5)
+
+
+def short(text: str, most: int = 56) -> str:
+    """What a figure has room for beside its panel."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def spread(places: Sequence[float], gap: float, top: float) -> list[float]:
