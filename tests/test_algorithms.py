@@ -134,7 +134,7 @@ class TestTFedAvgClient:
         assert local.weights["2.weight"].abs().max() == 1
         assert torch.equal(local.weights["0.weight"], network.weights()["0.weight"])
 
-    @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 1.0), ("adam", 0.1)])
+    @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 8.0), ("adam", 0.1)])
     def test_factors_learn_at_a_rate_that_suits_the_optimizer_unless_told(
         self, network: Network, optimizer: str, rate: float
     ) -> None:
@@ -218,6 +218,35 @@ class TestTFedAvgServer:
         assert_same(server.weights, average)
         message = algorithm.broadcast(server, False)
         assert not any(isinstance(value, Ternary) for value in message.tensors.values())
+
+    def test_the_first_broadcast_is_ternary_and_in_the_letter_of_the_paper_full(self, network: Network) -> None:
+        for settings, ternary in ((tfedavg.Settings(), ["2.weight"]), (tfedavg.PRESETS["paper"], [])):
+            algorithm = tfedavg.algorithm(network, TRAINING, settings)
+            message = algorithm.broadcast(algorithm.open(network.weights()), False)
+            assert [name for name, value in message.tensors.items() if isinstance(value, Ternary)] == ternary
+
+    @pytest.mark.parametrize("scale", [0.2, 1.0, 3.0])
+    def test_trits_that_no_client_changes_stay_whatever_the_factor_learns(self, network: Network, scale: float) -> None:
+        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings())
+        server = algorithm.update(Server(network.weights()), uploads(moved(network.weights())), helpers(1.0, 1.0))
+        codes = server.ternary["2.weight"].codes
+        for step in range(1, 6):
+            agreed = {**server.weights, "2.weight": scale**step * codes}
+            server = algorithm.update(server, uploads(agreed), helpers(1.0, 1.0))
+            assert torch.equal(server.ternary["2.weight"].codes, codes)
+
+    def test_what_one_client_of_five_asks_for_again_and_again_comes_about(self, network: Network) -> None:
+        codes = torch.ones_like(network.weights()["2.weight"])
+        codes.view(-1)[0] = 0
+        vote = codes.clone()
+        vote.view(-1)[0] = 1 / 5
+        for feedback, flips in ((1.0, True), (0.0, False)):
+            algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(error_feedback=feedback))
+            server = Server(network.weights())
+            for _ in range(4):
+                average = {**network.weights(), "2.weight": vote}
+                server = algorithm.update(server, uploads(average), helpers(1.0, 1.0))
+            assert bool(server.ternary["2.weight"].codes.view(-1)[0]) is flips
 
     def test_clients_notice_a_collapse_one_round_later(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(judging=tfedavg.Judging.CLIENTS))

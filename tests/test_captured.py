@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ternfed.algorithms.algorithm import Local, Network, Training
-from ternfed.captured import train_captured
+from ternfed.captured import _Kind, _turn, train_captured
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.ternary import FTTQ, TTQ, TWN, Quantizer, start_factors
@@ -129,6 +129,21 @@ def test_it_agrees_with_one_step_after_another_to_float64_rounding(algorithm: st
     works = works_of(network, training, feed, [16, 21, 19])
     for outcome, work in zip(train_captured(network, training, feed, works), works, strict=True):
         assert_same(outcome, train_one(network, training, feed, work), **CLOSE)
+
+
+def test_clients_of_nearly_one_size_take_all_but_their_tails_together() -> None:
+    plans = [[_Kind(8, True)] * 3 + [_Kind(tail, True)] for tail in (5, 4, 3)]
+    at, moves = [0, 0, 0], []
+    while ahead := {k: (plans[k] * 2)[at[k]] for k in range(3) if at[k] < 8}:
+        for which in _turn(ahead, full=8):
+            moves.append(which)
+            at = [steps + (k in which) for k, steps in enumerate(at)]
+    assert moves == ([(0, 1, 2)] * 3 + [(0,), (1,), (2,)]) * 2
+
+
+def test_a_client_that_does_not_quantize_yet_catches_up_with_the_others() -> None:
+    assert _turn({0: _Kind(8, True), 1: _Kind(8, False), 2: _Kind(8, False)}, full=8) == [(1, 2)]
+    assert _turn({0: _Kind(8, True), 2: _Kind(8, True)}, full=8) == [(0, 2)]
 
 
 def test_uneven_clients_come_back_in_the_order_they_were_given() -> None:

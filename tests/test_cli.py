@@ -47,6 +47,7 @@ class TestRun:
             "config.toml",
             "environment.json",
             "last.safetensors",
+            "partition.json",
             "rounds.jsonl",
             "state.safetensors",
             "summary.json",

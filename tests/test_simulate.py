@@ -116,6 +116,21 @@ class TestRecords:
         assert all(r.strategy in ("I", "II") for r in records)
         assert all(r.changed is not None and 0 <= r.changed <= 1 for r in records)
 
+    def test_the_baseline_trains_on_everything_that_the_clients_hold(self, digits: DataSet) -> None:
+        made, apart = (federation(digits, f"algorithm.name={name}") for name in ("centralized", "fedavg"))
+        (everything,) = made.parts
+        assert sorted(everything.tolist()) == sorted(torch.cat(list(apart.parts)).tolist())
+        assert [record.clients for record in rounds(made)[1]] == [1] * made.experiment.federation.rounds
+
+    def test_bits_by_layer_add_up_to_those_of_the_stream(self, digits: DataSet) -> None:
+        _, records = rounds(federation(digits, "algorithm.name=tfedavg", "model.hidden=[128, 128, 128]"))
+        for record in records:
+            assert record.layer_bits is not None
+            assert set(record.layer_bits) == {"linear2.weight", "linear3.weight"}
+            mean = sum(record.layer_bits.values()) / 2  # of equal size
+            # The stream has one model for all layers, and says which: a few bytes of 4 kB of trits a layer.
+            assert mean <= (record.bits_per_weight_up or 0) <= mean + 0.03
+
     def test_the_baseline_sends_nothing(self, digits: DataSet) -> None:
         _, records = rounds(federation(digits, "algorithm.name=centralized"))
         assert {(r.bytes_up, r.bytes_down, r.bits_per_weight_up) for r in records} == {(0, 0, None)}

@@ -15,7 +15,7 @@ Everything but the capture runs on a CPU too, where tests hold it to `training.t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import NamedTuple
@@ -106,24 +106,20 @@ class _Trainer:
         return [slot.outcome(work) for slot, work in zip(self.slots, works, strict=False)]
 
     def _walk(self, works: Sequence[Work]) -> None:
-        """All steps: everybody's at once where they are of one kind, otherwise those out of step on their own."""
-        everyone = tuple(range(len(works)))
+        """All steps, as many clients at once as stand before the same kind of full batch."""
         plans = [_plan(work, self.training) for work in works]
         at = [0] * len(works)
         last_epoch = [
             len(plan) // len(work.order) * (self.training.epochs - 1) for plan, work in zip(plans, works, strict=True)
         ]
-        while ahead := {k: plans[k][at[k]] for k in everyone if at[k] < len(plans[k])}:
+        while ahead := {k: plans[k][at[k]] for k in range(len(works)) if at[k] < len(plans[k])}:
             for k in ahead:
                 if at[k] == last_epoch[k]:
                     self.slots[k].total.zero_()  # only that epoch's loss is reported
-            most_left = max(ahead, key=lambda k: len(plans[k]) - at[k])
-            together = len(ahead) == len(everyone) and len(set(ahead.values())) == 1
-            turn = everyone if together else [k for k in ahead if ahead[k] != ahead[most_left]] or list(ahead)
-            for which in (everyone,) if together else ((k,) for k in turn):
+            for which in _turn(ahead, self.training.batch):
                 self._run(which, ahead[which[0]])
-            for k in turn:
-                at[k] += 1
+                for k in which:
+                    at[k] += 1
 
     def _run(self, which: tuple[int, ...], kind: _Kind) -> None:
         key = (which, kind)
@@ -182,6 +178,17 @@ def _plan(work: Work, training: Training) -> list[_Kind]:
     sizes = [training.batch] * full + [tail] * (tail > 0)
     first = training.plain_epochs if training.quantizer is not None else len(work.order)
     return [_Kind(size, epoch >= first) for epoch in range(len(work.order)) for size in sizes]
+
+
+def _turn(ahead: Mapping[int, _Kind], full: int) -> list[tuple[int, ...]]:
+    """Who moves next, those of one group at once: whoever would otherwise keep the others from moving together.
+
+    Tails of an epoch go first and one by one, since graphs for every mix of their sizes would be too many; then those
+    that do not quantize yet.
+    """
+    tails: list[tuple[int, ...]] = [(k,) for k, kind in ahead.items() if kind.batch < full]
+    plain = tuple(k for k, kind in ahead.items() if not kind.quantizing)
+    return tails or [plain or tuple(ahead)]
 
 
 class _Slot:

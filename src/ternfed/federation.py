@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+import torch
 from torch import Tensor, nn
 
 from ternfed import draws
@@ -112,6 +113,8 @@ def open_federation(
     network = experiment.make_network(data) if model is None else Network.of(model)
     algorithm = experiment.make_algorithm(network)
     held, parts = experiment.make_partition(data.train.labels)
+    if algorithm.central:
+        parts = [torch.cat(parts)]
     held_out = Examiner.of(network, data, data.train.take(held), device) if len(held) else None
     if algorithm.needs_held_out and held_out is None:
         raise ExperimentError(f"data.hold_out = 0: {algorithm.name} judges models on data held out on the server")

@@ -41,7 +41,7 @@ class Decay(StrEnum):
 class Settings:
     """CMFL's settings."""
 
-    threshold: float = 0.55
+    threshold: float = 0.6
     """v or v₀: the least relevance with which a client uploads."""
     decay: Decay = Decay.CONSTANT
     statistics: Statistics = Statistics.AVERAGE

@@ -97,16 +97,16 @@ class Settings:
     latent_rate: float = 24.0
     """Latent weights learn at so many times the learning rate."""
     factor_rate: float | None = None
-    """And the factors at so many times; none: 1 with SGD, 0.1 with Adam, whose steps do not shrink by themselves."""
+    """And the factors at so many times; none: 8 with SGD, 0.1 with Adam, whose steps do not shrink by themselves."""
     keep_latents: bool = False
     """A client keeps its latent weights between rounds where the broadcast agrees with its own trit."""
     plain_epochs: int = 0
     """So many first local epochs train without quantization."""
     server_rule: Rule = Rule.MEAN
     server_factor: float = 0.7
-    error_feedback: float = 0.0
-    """So much of what a requantization lost is added to the next average."""
-    ternary_start: bool = False
+    error_feedback: float = 1.0
+    """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
+    ternary_start: bool = True
     """The first broadcast, the model before training, is quantized too."""
     judging: Judging = Judging.SERVER
     tolerance: float = 0.03
@@ -120,7 +120,7 @@ class Settings:
     def __post_init__(self) -> None:
         Quantizer(self.rule, self.factor)
         Quantizer(self.server_rule, self.server_factor)
-        for key in ("latent_rate", "factor_rate", "tolerance"):
+        for key in ("latent_rate", "factor_rate", "error_feedback", "tolerance"):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"{key} = {getattr(self, key)}: at least 0 is needed")
         if self.clip is not None and self.clip <= 0:
@@ -138,6 +138,8 @@ PRESETS: Mapping[str, Settings] = {
         factor_rate=1.0,
         server_rule=Rule.MAX,
         server_factor=0.05,
+        error_feedback=0.0,
+        ternary_start=False,
         statistics=Statistics.AVERAGE,
     )
 }
@@ -158,7 +160,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         )
     if first and first[0] in names:
         raise ValueError("send_first = false: the first layer is ternary here; leave it out of the ternary layers")
-    by_optimizer = 0.1 if training.optimizer == "adam" else 1.0
+    by_optimizer = 0.1 if training.optimizer == "adam" else 8.0
     factor_rate = by_optimizer if settings.factor_rate is None else settings.factor_rate
     known = {name: network.weights()[name] for name in first}
     numbers = (*UP, "accuracy") if settings.judging is Judging.CLIENTS else UP
@@ -215,9 +217,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if not uploads.average:
             return server
         average = {**uploads.average, **known}
-        wanted = {
-            n: average[n] + server.memory[f"lost/{n}"] if f"lost/{n}" in server.memory else average[n] for n in names
-        }
+        wanted = {n: _with_lost(average[n], server.memory.get(f"lost/{n}")) for n in names}
         ternary = requantized(wanted)
         dense = {name: value.dense() for name, value in ternary.items()}
         full = settle(average, network, settings.statistics, helpers)
@@ -232,7 +232,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             collapsed = False
         memory = {"best": best} if settings.judging is Judging.CLIENTS else {}
         if settings.error_feedback and not collapsed:
-            memory |= {f"lost/{n}": settings.error_feedback * (wanted[n] - dense[n]) for n in names}
+            memory |= {f"lost/{n}": settings.error_feedback * _lost(wanted[n], ternary[n].codes) for n in names}
         if collapsed:
             return Server(full, {}, memory, {"strategy": "II"})
         return Server(quantized, ternary, memory, {"strategy": "I"})
@@ -266,3 +266,21 @@ def _codes(value: Tensor | Ternary, name: str, settings: Settings) -> Tensor:
     if isinstance(value, Ternary):
         return value.codes
     return requantize(value.float(), settings.server_rule, settings.server_factor, name).codes
+
+
+def _lost(wanted: Tensor, codes: Tensor) -> Tensor:
+    """What trits do not tell of a layer: θ/s - I, where s is the mean size of the weights whose trit is not 0.
+
+    In units of the scale, which goes on learning: left-overs of an older, larger one would outgrow the weights and
+    flip trits that no client asks to flip.
+    """
+    scale = wanted[codes != 0].abs().mean() if bool(codes.any()) else torch.ones(())
+    return wanted / scale - codes
+
+
+def _with_lost(average: Tensor, lost: Tensor | None) -> Tensor:
+    """θ + s · lost. Where all clients agree the average is ±s, so that s is its largest size.
+
+    If no client changes a trit, this is the layer of the round before but for its scale, and the trits stay.
+    """
+    return average if lost is None else average + average.abs().max() * lost
