@@ -59,7 +59,7 @@ class Round:
 
     def timing_line(self) -> bytes:
         """One line of `timing.jsonl`."""
-        return as_line({"round": self.round, "seconds": dict(self.seconds)})
+        return as_line({"round": self.round, "seconds": {phase: round(s, 5) for phase, s in self.seconds.items()}})
 
     @staticmethod
     def from_line(line: bytes) -> Round:

@@ -71,7 +71,7 @@ def _bytes(groups: Sequence[Group]) -> Iterator[Row]:
 def _pair(
     groups: Sequence[Group], data: str, model: str, classes: int | None = None, activation: str | None = None
 ) -> tuple[Group | None, Group | None]:
-    """FedAvg and T-FedAvg of one cell, of the same length if there are two; never chosen by their accuracy.
+    """FedAvg's and T-FedAvg's finished runs of one cell, of the same length if there are; not chosen by accuracy.
 
     T-FedAvg with its own defaults goes before a preset.
     """
@@ -82,7 +82,7 @@ def _pair(
         and group.setting("model", "name") == model
         and group.setting("data", "classes_per_client") == classes
         and (activation is None or (group.setting("model", "activation") or "relu") == activation)
-        and group.length
+        and group.finished
     ]
     ternary = [group for group in inside if group.algorithm == "tfedavg"]
     ternary = [group for group in ternary if group.preset is None] or ternary
