@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ternfed.experiment import ExperimentError
-from ternfed.rows import SHOWN, Row, choose_rows, find_rows, read_row
+from ternfed.experiment import Experiment, ExperimentError
+from ternfed.rows import PLACES, SHOWN, Row, choose_rows, find_rows, read_row
 
 ROWS = find_rows()
 FEDERATED = ("fedavg", "cmfl", "tfedavg")
@@ -166,3 +166,8 @@ class TestWrongFiles:
     def test_a_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ExperimentError, match="nowhere"):
             find_rows((tmp_path / "nowhere",))
+
+
+def test_a_rows_file_is_an_experiment_that_run_takes_too() -> None:
+    path = PLACES[0] / "mnist-relu-nc2-cmfl.toml"
+    assert Experiment.from_file(path, ["name=mnist-relu-nc2-cmfl"]) == read_row(path).experiment()

@@ -169,7 +169,9 @@ class Experiment:
     @staticmethod
     def from_file(path: str | Path, settings: Iterable[str] = ()) -> Experiment:
         """The experiment of a TOML file; `settings` (`key=value`) go before what the file says."""
-        return Experiment.from_table(override(read_table(path), settings))
+        # What a row of the paper's tables says about itself (rows.py) is no setting of its experiment.
+        table = {key: value for key, value in read_table(path).items() if key != "reproduce"}
+        return Experiment.from_table(override(table, settings))
 
     @staticmethod
     def given(file: Path | None, settings: Iterable[str], resumed: Path | None = None) -> Experiment:

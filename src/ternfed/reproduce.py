@@ -91,7 +91,7 @@ class Tally:
     wanted: int
     """Seeds."""
     accuracies: tuple[float, ...]
-    """Of the finished seeds, in percent, after the last round on test data."""
+    """Of the finished seeds, in percent, after the last round: on test data, or validation data for the ablation."""
     begun: int
     """Seeds that were interrupted, or are running."""
     other: int
@@ -269,8 +269,14 @@ def tally(row: Row, results: Path, seeds: int | None = None, settings: Sequence[
         if row.about.kind == "elapsed":
             seconds = (elapsed.read(cell.folder) or {})["seconds"]
         else:
-            accuracies.append(100 * ((read_run(cell.folder).summary or {})["accuracy"] or 0.0))
+            accuracies.append(100 * _result(row, cell.folder))
     return Tally(row, len(cells), tuple(accuracies), begun, other, seconds)
+
+
+def _result(row: Row, folder: Path) -> float:
+    """Accuracy after the last round: on test data, but for the ablation, whose choices are made on validation data."""
+    last = read_run(folder).rounds[-1]
+    return (last.validation if "ablation" in row.about.shows else last.accuracy) or 0.0
 
 
 def in_words(seconds: float) -> str:
