@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -201,6 +201,17 @@ class Experiment:
             "training": write(self.training, without_none=True),
             "algorithm": {"name": self.algorithm.name, **preset, **write(self.algorithm.settings)},
         }
+
+    def differences(self, other: Experiment) -> Iterator[tuple[str, Any, Any]]:
+        """(key, own value, the other's) of every setting in which two experiments differ; None where it is not one."""
+        before, after = self.to_table(), other.to_table()
+        for section, own in before.items():
+            pairs = [(section, own, after[section])]
+            if isinstance(own, dict):
+                pairs = [
+                    (f"{section}.{key}", own.get(key), after[section].get(key)) for key in {**own, **after[section]}
+                ]
+            yield from (pair for pair in pairs if pair[1] != pair[2])
 
     def to_toml(self) -> str:
         import tomli_w

@@ -302,25 +302,14 @@ def _on_a_cpu(row: Row) -> str:
 
 def _check_same(folder: Path, own: Table, wanted: Experiment, instead: str = "move it away") -> None:
     try:
-        before, after = Experiment.from_table(own).to_table(), wanted.to_table()
+        differences = Experiment.from_table(own).differences(wanted)
     except ExperimentError as error:  # a setting that was there in an earlier version, say
         raise RunError(f"{folder}: {error}; {instead} or name another folder by --out") from error
-    for key, old, new in _pairs(before, after):
-        if old != new:
-            raise RunError(
-                f"{folder}: was made with {key} = {shown(old)}, and the row has {shown(new)}; "
-                f"{instead} or name another folder by --out"
-            )
-
-
-def _pairs(before: Table, after: Table) -> Iterator[tuple[str, object, object]]:
-    """(key, one value, the other) of every setting."""
-    for section in after:
-        one, other = before[section], after[section]
-        if isinstance(other, dict):
-            yield from ((f"{section}.{key}", one.get(key), other.get(key)) for key in {**one, **other})
-        else:
-            yield section, one, other
+    for key, old, new in differences:
+        raise RunError(
+            f"{folder}: was made with {key} = {shown(old)}, and the row has {shown(new)}; "
+            f"{instead} or name another folder by --out"
+        )
 
 
 def _start_method() -> BaseContext:

@@ -85,10 +85,6 @@ class Row:
         given = Experiment.from_table({**self.settings, "name": self.name})
         return given.with_settings([f"seed={seed}", *settings])
 
-    def folders(self, results: Path) -> list[Path]:
-        """Where the runs of its seeds lie."""
-        return [results / self.name / f"seed-{seed}" for seed in range(self.about.seeds)]
-
 
 def find_rows(places: Sequence[Path] = PLACES) -> dict[str, Row]:
     """Every row by its name, in the order of the names, numbers in them by size."""

@@ -306,24 +306,16 @@ def read_run(path: str | Path) -> Run:
 
 
 def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> None:
-    before, after = own.to_table(), wanted.to_table()
-    for section in before:
-        pairs = [(section, before[section], after[section])]
-        if isinstance(before[section], dict):
-            keys = [*before[section], *(key for key in after[section] if key not in before[section])]
-            pairs = [(f"{section}.{key}", before[section].get(key), after[section].get(key)) for key in keys]
-        for key, old, new in pairs:
-            if old == new:
-                continue
-            if key != "federation.rounds":
-                raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and goes on only with that")
-            if own.training.schedule == "cosine":
-                raise RunError(
-                    f"{key} = {shown(new)}: the run in {path} has {shown(old)}, "
-                    "on which the rates of its cosine schedule depend"
-                )
-            if new < done:
-                raise RunError(f"{key} = {shown(new)}: the run in {path} is past that, after round {done}")
+    for key, old, new in own.differences(wanted):
+        if key != "federation.rounds":
+            raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and goes on only with that")
+        if own.training.schedule == "cosine":
+            raise RunError(
+                f"{key} = {shown(new)}: the run in {path} has {shown(old)}, "
+                "on which the rates of its cosine schedule depend"
+            )
+        if new < done:
+            raise RunError(f"{key} = {shown(new)}: the run in {path} is past that, after round {done}")
 
 
 def _pack(tensors: Mapping[str, Tensor], inside: Mapping[str, Any]) -> bytes:

@@ -102,7 +102,7 @@ def check_threshold_factor(rule: Rule, factor: float) -> None:
 TWN = Quantizer(Rule.MEAN, 0.7, Scale.MEAN, straight=True)
 TTQ = Quantizer(Rule.MAX, 0.05, Scale.PAIR)
 FTTQ = Quantizer(Rule.MEAN, 0.05, Scale.TRAINED, FactorGradient.PAPER)
-"""The letter of the FTTQ paper; `Quantizer()` is what trained best so far (docs/LOG.md)."""
+"""The letter of the FTTQ paper; `Quantizer()` is what trained best so far (docs/recipe.md)."""
 
 
 def threshold(weight: Tensor, rule: Rule, factor: float) -> Tensor:

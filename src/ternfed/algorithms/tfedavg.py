@@ -4,7 +4,7 @@ Xu, Du, Jin, He, Cheng: Ternary Compression for Communication-Efficient Federate
 half is Algorithm 1 (FTTQ), the server half Algorithm 2: average the ternary models, quantize the average again, and
 broadcast that (Strategy I) unless it judges more than a tolerance worse than the average itself (Strategy II).
 
-`PRESETS["paper"]` is the letter of the paper. The defaults are what trained best so far (docs/LOG.md).
+`PRESETS["paper"]` is the letter of the paper. The defaults are what trained best so far (docs/recipe.md).
 """
 
 from __future__ import annotations
@@ -231,10 +231,10 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         else:
             collapsed = False
         memory = {"best": best} if settings.judging is Judging.CLIENTS else {}
-        if settings.error_feedback and not collapsed:
-            memory |= {f"lost/{n}": settings.error_feedback * _lost(wanted[n], ternary[n].codes) for n in names}
         if collapsed:
             return Server(full, {}, memory, {"strategy": "II"})
+        if settings.error_feedback:
+            memory |= {f"lost/{n}": settings.error_feedback * _lost(wanted[n], ternary[n].codes) for n in names}
         return Server(quantized, ternary, memory, {"strategy": "I"})
 
     return Algorithm(

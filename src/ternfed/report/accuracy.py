@@ -150,10 +150,10 @@ def participation(groups: Sequence[Group]) -> Sheet | None:
     for column in columns:
         headings += [f"{column}: accuracy (%)", "up (MB)"]
     rows = []
-    for share in sorted({_share(group) for group in found}):
+    for share in sorted({share_of(group) for group in found}):
         row = [f"{share:g}"]
         for own in columns.values():
-            group = _one([group for group in own if _share(group) == share])
+            group = _one([group for group in own if share_of(group) == share])
             row += [NONE, NONE] if group is None else [accuracy_text(group), _megabytes(group, "up")]
         rows.append(tuple(row))
     notes = (f"{LAST} {_circumstances(found)}",)
@@ -258,7 +258,8 @@ def _series(groups: Sequence[Group], label: Callable[[Group], str]) -> dict[str,
     return series
 
 
-def _share(group: Group) -> float:
+def share_of(group: Group) -> float:
+    """λ."""
     return float(group.setting("federation", "participation"))
 
 

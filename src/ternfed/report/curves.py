@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternfed.records import Round
-from ternfed.report.accuracy import beta
+from ternfed.report.accuracy import beta, share_of
 from ternfed.report.collect import Group
 from ternfed.report.costs import MB
 from ternfed.report.labels import (
@@ -150,11 +150,11 @@ def participation(groups: Sequence[Group]) -> Iterator[Picture]:
     for (data, model, algorithm), family in families.items():
         splits = list(dict.fromkeys(map(split_label, family)))
         figure, axes = panels(HEIGHT * len(splits) + 0.2, len(splits), 2, sharex="col", sharey="row")
-        shares = sorted({_share(group) for group in family})
+        shares = sorted({share_of(group) for group in family})
         for row, split in zip(axes, splits, strict=True):
             inside = [group for group in family if split_label(group) == split]
-            looks = [(shade(shares.index(_share(group)), len(shares)), "-") for group in inside]
-            _draw_pair(row, inside, [f"λ = {_share(group):g}" for group in inside], looks)
+            looks = [(shade(shares.index(share_of(group)), len(shares)), "-") for group in inside]
+            _draw_pair(row, inside, [f"λ = {share_of(group):g}" for group in inside], looks)
             row[0].set_title(f"{data}, {model}, {split}")
         for row in axes[:-1]:
             for panel in row:
@@ -192,7 +192,3 @@ def balance(groups: Sequence[Group]) -> Iterator[Picture]:
         caption = "Accuracy after the last round; the bars are the standard deviation over the seeds."
         title = f"{data}, {model}"
         yield finish(figure, f"balance {data} {model}", "Unbalanced clients", title, caption)
-
-
-def _share(group: Group) -> float:
-    return float(group.setting("federation", "participation"))
