@@ -219,6 +219,22 @@ class TestTFedAvgServer:
         message = algorithm.broadcast(server, False)
         assert not any(isinstance(value, Ternary) for value in message.tensors.values())
 
+    @pytest.mark.parametrize(("due", "strategy"), [(True, "II"), (False, "I")])
+    def test_strategy_two_when_a_broadcast_in_full_precision_is_due(
+        self, network: Network, due: bool, strategy: str
+    ) -> None:
+        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(full_at=(0.3, 0.7)))
+        lent = replace(helpers(1.0, 1.0), passes=lambda share: due and share == 0.7)
+        average = moved(network.weights())
+        server = algorithm.update(Server(network.weights()), uploads(average), lent)
+        assert server.facts["strategy"] == strategy
+        assert any(name.startswith("lost/") for name in server.memory) is not due  # what is sent whole loses nothing
+
+    @pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 7.0])
+    def test_the_first_and_the_last_model_are_not_for_a_share_to_say(self, share: float) -> None:
+        with pytest.raises(ValueError, match="full_at"):
+            tfedavg.Settings(full_at=(0.5, share))
+
     def test_the_first_broadcast_is_ternary_and_in_the_letter_of_the_paper_full(self, network: Network) -> None:
         for settings, ternary in ((tfedavg.Settings(), ["2.weight"]), (tfedavg.PRESETS["paper"], [])):
             algorithm = tfedavg.algorithm(network, TRAINING, settings)

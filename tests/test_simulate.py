@@ -171,6 +171,11 @@ class TestJudging:
         assert records[-1].strategy == "II"
         assert not any(isinstance(v, Ternary) for v in state.server.ternary.values())
 
+    def test_broadcasts_in_full_precision_go_out_after_their_shares_of_the_rounds(self, digits: DataSet) -> None:
+        options = ("algorithm.judging=off", "algorithm.full_at=[0.3, 0.65]", "federation.rounds=7")
+        _, records = rounds(federation(digits, *options))
+        assert [record.strategy for record in records] == ["I", "I", "II", "I", "II", "I", "I"]
+
 
 class TestDivergence:
     def test_one_diverged_client_is_dropped_and_named(self, digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:

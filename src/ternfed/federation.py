@@ -150,7 +150,7 @@ def conclude(
 ) -> tuple[State, Round]:
     """Server: the next state and the round's record, from what arrived."""
     number = state.round + 1
-    server = federation.algorithm.update(state.server, uploads, _helpers(federation))
+    server = federation.algorithm.update(state.server, uploads, _helpers(federation, number))
     clock.lap("aggregate")
     accuracy, loss = federation.test.evaluate(server.weights)
     validation = None if federation.held_out is None else federation.held_out.accuracy(server.weights)
@@ -209,11 +209,16 @@ def _numbers(site: Site, broadcast: Broadcast, round: int, work: Work, trained: 
     return numbers
 
 
-def _helpers(federation: Federation) -> Helpers:
+def _helpers(federation: Federation, number: int) -> Helpers:
+    rounds = federation.experiment.federation.rounds
+
+    def passes(share: float) -> bool:
+        return number - 1 < share * rounds <= number
+
     examiner = federation.held_out
     if examiner is None:  # and so the algorithm asks for neither, or open_federation had refused
-        return Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights)
-    return Helpers(judge=examiner.accuracy, statistics=examiner.statistics)
+        return Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights, passes=passes)
+    return Helpers(judge=examiner.accuracy, statistics=examiner.statistics, passes=passes)
 
 
 def _changed(before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor] | None) -> float | None:

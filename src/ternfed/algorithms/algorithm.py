@@ -176,6 +176,8 @@ class Helpers:
     judge: Judge
     statistics: Callable[[Weights], Weights]
     """The weights with BatchNorm statistics recomputed on data held out on the server."""
+    passes: Callable[[float], bool] = lambda share: False
+    """Whether the run passes this share of its rounds with the one that ends."""
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,9 @@ class Settings:
     """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
     ternary_start: bool = True
     """The first broadcast, the model before training, is quantized too."""
+    full_at: tuple[float, ...] = ()
+    """After these shares of the rounds one broadcast goes out in full precision: the clients see which trits their
+    votes agree on and which are in doubt, and settle those."""
     judging: Judging = Judging.SERVER
     tolerance: float = 0.03
     """Strategy II when the quantized model is more than this much accuracy worse."""
@@ -123,6 +126,9 @@ class Settings:
         for key in ("latent_rate", "factor_rate", "error_feedback", "tolerance"):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"{key} = {getattr(self, key)}: at least 0 is needed")
+        for share in self.full_at:
+            if not 0 < share < 1:
+                raise ValueError(f"full_at = {list(self.full_at)}: shares of the rounds between 0 and 1 are needed")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")
 
@@ -231,7 +237,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         else:
             collapsed = False
         memory = {"best": best} if settings.judging is Judging.CLIENTS else {}
-        if collapsed:
+        if collapsed or any(helpers.passes(share) for share in settings.full_at):
             return Server(full, {}, memory, {"strategy": "II"})
         if settings.error_feedback:
             memory |= {f"lost/{n}": settings.error_feedback * _lost(wanted[n], ternary[n].codes) for n in names}
