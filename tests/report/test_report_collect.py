@@ -12,6 +12,7 @@ import pytest
 from report_runs import known_run, real_run, row
 
 from ternfed.report.collect import Group, collect
+from ternfed.rows import find_rows
 from ternfed.runs import RunError
 
 BASE = ("data.dataset=mnist", "algorithm.name=fedavg", "federation.rounds=2")
@@ -151,10 +152,13 @@ def test_a_config_that_is_no_runs_is_refused_by_its_key(tmp_path: Path, old: str
         collect([tmp_path])
 
 
-def test_elapsed_times_are_read_with_the_machine(tmp_path: Path) -> None:
+def test_elapsed_times_are_read_with_the_machine_and_the_papers(tmp_path: Path) -> None:
     values = {"model": "cnn", "device": "cuda", "repetitions": 3, "seconds": {"fedavg": 2.0, "tfedavg": 3.0}}
-    (tmp_path / "elapsed.json").write_text(json.dumps({**values, "environment": {"device": "NVIDIA H200"}}))
-    (one,) = collect([tmp_path]).elapsed
+    (tmp_path / "elapsed-cnn").mkdir()
+    file = tmp_path / "elapsed-cnn" / "elapsed.json"
+    file.write_text(json.dumps({**values, "environment": {"device": "NVIDIA H200"}}))
+    (one,) = collect([tmp_path], find_rows()).elapsed
+    assert one.paper == {"fedavg": 7.92, "cmfl": 12.48, "tfedavg": 8.97}
     assert (one.model, one.machine, one.repetitions, one.seconds["tfedavg"]) == ("cnn", "NVIDIA H200", 3, 3.0)
 
 

@@ -214,8 +214,8 @@ class TestCommunication:
 
 
 def test_elapsed_times_are_ratios_to_fedavg_beside_the_papers() -> None:
-    one = Elapsed("resnet18", "H200", 20, {"fedavg": 2.0, "cmfl": 3.0, "tfedavg": 2.5})
-    sheet = costs.elapsed([one])
+    seconds = {"fedavg": 2.0, "cmfl": 3.0, "tfedavg": 2.5}
+    sheet = costs.elapsed([Elapsed("resnet18", "H200", 20, seconds, {"fedavg": 10.0, "cmfl": 12.7, "tfedavg": 17.6})])
     assert list(cells(sheet, "× FedAvg").values()) == ["1.00", "1.50", "1.25"]
     assert list(cells(sheet, "paper, × FedAvg").values()) == ["1.00", "1.27", "1.76"]
 

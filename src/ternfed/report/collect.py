@@ -6,11 +6,12 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ternfed.bench.elapsed import ALGORITHMS
 from ternfed.records import Round
 from ternfed.rows import Row
 from ternfed.runs import RunError, read_run
@@ -166,6 +167,8 @@ class Elapsed:
     repetitions: int
     seconds: Mapping[str, float]
     """Median, by algorithm."""
+    paper: Mapping[str, float] = field(default_factory=dict)
+    """The paper's, of the row that the folder is named after."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Col
         found.setdefault(json.dumps({**settings, "seed": None}, sort_keys=True), []).append((settings, run))
     groups = [_group(runs, rows or {}) for runs in found.values()]
     kept = sum(len(group.runs) for group in groups)
-    elapsed = tuple(_read_elapsed(file) for file in measured.values())
+    elapsed = tuple(_read_elapsed(file, (rows or {}).get(file.parent.name)) for file in measured.values())
     return Collected(tuple(sorted(groups, key=_order)), elapsed, len(folders) - kept)
 
 
@@ -256,12 +259,13 @@ def _order(group: Group) -> tuple[Any, ...]:
     )
 
 
-def _read_elapsed(file: Path) -> Elapsed:
+def _read_elapsed(file: Path, row: Row | None) -> Elapsed:
+    paper = {} if row is None else dict(zip(ALGORITHMS, row.about.paper_seconds or (), strict=False))
     try:
         values = json.loads(file.read_bytes())
         seconds = {str(name): float(value) for name, value in values["seconds"].items()}
         where = {**values, **(values.get("environment") or {})}
         machine = where.get("processor", "cpu") if where["device"] == "cpu" else where["device"]
-        return Elapsed(str(values["model"]), str(machine), int(values["repetitions"]), seconds)
+        return Elapsed(str(values["model"]), str(machine), int(values["repetitions"]), seconds, paper)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file}: is damaged ({type(error).__name__}: {error}); measure again") from error

@@ -30,13 +30,6 @@ PAPER: Mapping[str, Mapping[str, tuple[float, float]]] = {
 }
 """Table II: Mb up and down in 100 rounds."""
 
-PAPER_SECONDS: Mapping[str, Mapping[str, float]] = {
-    "mlp": {"fedavg": 1.06, "cmfl": 1.62, "tfedavg": 1.06},
-    "cnn": {"fedavg": 7.92, "cmfl": 12.48, "tfedavg": 8.97},
-    "resnet18": {"fedavg": 21.74, "cmfl": 27.68, "tfedavg": 38.22},
-}
-"""Table V: seconds of 5 local epochs of one client."""
-
 MODELS = {"mlp": "MLP", "cnn": "CNN", "resnet18": "ResNet18*"}
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "digits": (1, 8, 8)}
@@ -155,9 +148,8 @@ def elapsed(measured: Sequence[Elapsed]) -> Sheet | None:
     headings = ("model", "algorithm", "machine", "seconds", "× FedAvg", "paper (s)", "paper, × FedAvg")
     rows = []
     for one in sorted(measured, key=lambda one: list(MODELS).index(one.model) if one.model in MODELS else len(MODELS)):
-        papers = PAPER_SECONDS.get(one.model, {})
         for name, seconds in one.seconds.items():
-            full, theirs = one.seconds.get("fedavg"), papers.get(name)
+            full, theirs = one.seconds.get("fedavg"), one.paper.get(name)
             rows.append(
                 (
                     MODELS.get(one.model, one.model),
@@ -166,7 +158,7 @@ def elapsed(measured: Sequence[Elapsed]) -> Sheet | None:
                     f"{seconds:.3g}",
                     f"{seconds / full:.2f}" if full else NONE,
                     NONE if theirs is None else f"{theirs:.2f}",
-                    NONE if theirs is None else f"{theirs / papers['fedavg']:.2f}",
+                    NONE if theirs is None else f"{theirs / one.paper['fedavg']:.2f}",
                 )
             )
     times = ", ".join(sorted({str(one.repetitions) for one in measured}))
