@@ -106,6 +106,8 @@ class Settings:
     server_factor: float = 0.7
     error_feedback: float = 1.0
     """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
+    server_rate: float = 1.0
+    """So much of a change that the clients ask for is made in one round; below 1, they have to ask more than once."""
     ternary_start: bool = True
     """The first broadcast, the model before training, is quantized too."""
     full_at: tuple[float, ...] = ()
@@ -223,7 +225,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if not uploads.average:
             return server
         average = {**uploads.average, **known}
-        wanted = {n: _with_lost(average[n], server.memory.get(f"lost/{n}")) for n in names}
+        wanted = {n: _wanted(average[n], server, n, settings.server_rate) for n in names}
         ternary = requantized(wanted)
         dense = {name: value.dense() for name, value in ternary.items()}
         full = settle(average, network, settings.statistics, helpers)
@@ -284,9 +286,14 @@ def _lost(wanted: Tensor, codes: Tensor) -> Tensor:
     return wanted / scale - codes
 
 
-def _with_lost(average: Tensor, lost: Tensor | None) -> Tensor:
-    """θ + s · lost. Where all clients agree the average is ±s, so that s is its largest size.
+def _wanted(average: Tensor, server: Server, name: str, rate: float) -> Tensor:
+    """s · (I + lost) + rate · (θ - s · I): the last broadcast with what it lost, and what the clients made of it.
 
-    If no client changes a trit, this is the layer of the round before but for its scale, and the trits stay.
+    Where all clients agree the average θ is ±s, so that s is its largest size. If no client changes a trit, this is
+    the layer of the round before but for its scale, and the trits stay.
     """
-    return average if lost is None else average + average.abs().max() * lost
+    if name not in server.ternary:
+        return average
+    scale, codes = average.abs().max(), server.ternary[name].codes.to(average.dtype)
+    lost = server.memory.get(f"lost/{name}", torch.zeros(()))
+    return rate * average + scale * ((1 - rate) * codes + lost)
