@@ -119,21 +119,14 @@ def _run_one(
     """One run into one folder, with its progress on standard error."""
     from ternfed.data.sets import load
     from ternfed.federation import open_federation
-    from ternfed.runs import RunFolder, summarise
-    from ternfed.simulate import record
-    from ternfed.state import pack
+    from ternfed.runs import summarise
+    from ternfed.simulate import record_into
 
     _check_device(device)
     federation = open_federation(experiment, load(experiment.data.dataset, data), device)
-    size = sum(t.nbytes for t in pack(federation.open())[0].values())
-    if resume:
-        target, _, past, saved = RunFolder.resume(folder, experiment, device=device)
-    else:
-        past, saved = [], None
-        target = RunFolder.create(folder, experiment, overwrite=overwrite, checkpoint_bytes=size, device=device)
+    target, past, coming = record_into(folder, federation, device, resume=resume, overwrite=overwrite)
     with target, failing():
         total = experiment.federation.rounds
-        coming = record(federation, target, saved)
         rounds = [*past, *terminal.show_rounds(coming, total, experiment.name, past, quiet)]
         summary = summarise(rounds, experiment, str(folder))
         target.finish({**summary, "run": folder.name})  # the folder may move

@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,10 +32,9 @@ from ternfed.experiment import Experiment, ExperimentError
 from ternfed.federation import open_federation
 from ternfed.records import Round, read_rounds
 from ternfed.rows import Row
-from ternfed.runs import RunError, RunFolder, read_run, summarise
+from ternfed.runs import RunError, read_run, summarise
 from ternfed.settings import Table, shown
-from ternfed.simulate import record
-from ternfed.state import pack
+from ternfed.simulate import record_into
 
 OnRound = Callable[[Round], None]
 """Hears of every round of a cell in order; of one that goes on, the earlier rounds first."""
@@ -155,17 +155,10 @@ def run_cell(
 def _run(cell: Cell, begun: bool, data: Path | None, device: str, on_round: OnRound, keep: bool) -> Table:
     experiment = cell.experiment()
     federation = open_federation(experiment, loaded(experiment.data.dataset, data), device)
+    target, past, coming = record_into(cell.folder, federation, device, resume=begun)
     rounds: list[Round] = []
-    saved = None
-    if begun:
-        target, _, rounds, saved = RunFolder.resume(cell.folder, experiment, device=device)
-    else:
-        size = sum(tensor.nbytes for tensor in pack(federation.open())[0].values())
-        target = RunFolder.create(cell.folder, experiment, checkpoint_bytes=size, device=device)
     with target:
-        for outcome in rounds:
-            on_round(outcome)
-        for outcome in record(federation, target, saved):
+        for outcome in chain(past, coming):
             rounds.append(outcome)
             on_round(outcome)
         summary = {**summarise(rounds, experiment), "run": cell.folder.name}  # the results may move

@@ -1,6 +1,6 @@
 """The in-process engine: a whole federation on one machine, every message really encoded and decoded.
 
-`open_federation` makes everything an experiment needs, `play` runs its rounds, `record` does so into a run folder.
+`open_federation` makes everything an experiment needs, `play` runs its rounds, `record_into` does so into a run folder.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 
 from torch import nn
 
@@ -22,7 +23,7 @@ from ternfed.state import State, pack, unpack
 from ternfed.ternary import NonFiniteError
 from ternfed.training import train
 
-__all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record"]
+__all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
 
 CHUNK = 256
 """So many clients are trained, and their models held, at a time."""
@@ -68,6 +69,19 @@ def record(federation: Federation, folder: RunFolder, saved: Saved | None = None
             folder.save_checkpoint(outcome, *pack(state), is_best=is_best)
             last = time.monotonic()
         yield outcome
+
+
+def record_into(
+    path: Path, federation: Federation, device: str, *, resume: bool = False, overwrite: bool = False
+) -> tuple[RunFolder, list[Round], Iterator[Round]]:
+    """A run folder, begun or gone on with; the rounds it holds already, and those to come as they are recorded."""
+    experiment = federation.experiment
+    if resume:
+        folder, _, past, saved = RunFolder.resume(path, experiment, device=device)
+        return folder, past, record(federation, folder, saved)
+    size = sum(tensor.nbytes for tensor in pack(federation.open())[0].values())
+    folder = RunFolder.create(path, experiment, overwrite=overwrite, checkpoint_bytes=size, device=device)
+    return folder, [], record(federation, folder)
 
 
 def play_round(federation: Federation, state: State) -> tuple[State, Round]:
