@@ -23,6 +23,7 @@ from ternfed.algorithms.algorithm import (
 )
 from ternfed.algorithms.statistics import Statistics
 from ternfed.ternary import Rule, Scale, Ternary, normalise, requantize
+from ternfed.training import forward_weights
 from ternfed.wire import Kind, Message
 
 TRAINING = Training(epochs=2)
@@ -133,6 +134,16 @@ class TestTFedAvgClient:
         assert torch.equal(local.weights["2.weight"], normalise(network.weights()["2.weight"]))
         assert local.weights["2.weight"].abs().max() == 1
         assert torch.equal(local.weights["0.weight"], network.weights()["0.weight"])
+
+    @pytest.mark.parametrize("latents", list(tfedavg.Latents))
+    def test_plain_epochs_begin_with_the_received_weights_whatever_the_latents(
+        self, network: Network, latents: tfedavg.Latents
+    ) -> None:
+        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(latents=latents, plain_epochs=1))
+        received = algorithm.broadcast(Server(network.weights()), False)
+        local, _ = algorithm.start(received, {}, CLIENT)
+        used = forward_weights(algorithm.training, local.weights, local.factors, local, epoch=0)
+        torch.testing.assert_close(used, dense_weights(received))
 
     @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 8.0), ("adam", 0.1)])
     def test_factors_learn_at_a_rate_that_suits_the_optimizer_unless_told(

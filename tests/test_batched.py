@@ -87,7 +87,7 @@ def works_of(network: Network, training: Training, sizes: tuple[int, ...] = SIZE
             started = {name: start_factors(weights[name], training.quantizer) for name in training.ternary}
             factors = {name: factor for name, factor in started.items() if factor is not None}
         threshold = 0.0 if training.quantizer is None else training.quantizer.factor * (1 + 0.05 * k)
-        local = Local(weights, {}, factors, threshold)
+        local = Local(weights, {}, factors, threshold, dict.fromkeys(training.ternary, 0.5 + 0.1 * k))
         works.append(Work.draw(local, torch.arange(at, at + size), training, None, seed=3, round=2, client=k))
         at += size
     return works

@@ -76,7 +76,7 @@ def local_of(network: Network, training: Training, client: int = 0) -> Local:
         factors = {name: factor for name, factor in started.items() if factor is not None}
     buffers = {name: tensors[name] for name in network.buffers}
     threshold = 0.0 if training.quantizer is None else training.quantizer.factor + 0.01 * client
-    return Local(weights, buffers, factors, threshold)
+    return Local(weights, buffers, factors, threshold, dict.fromkeys(training.ternary, 1.5 + 0.1 * client))
 
 
 def works_of(network: Network, training: Training, feed: Feed, sizes: list[int]) -> list[Work]:

@@ -142,6 +142,7 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
     latents = {name: tensor for name, tensor in weights.items() if name in training.ternary}
     quantized = training.quantizer if latents else None
     thresholds = _thresholds(quantized, works, next(iter(weights.values())))
+    unquantized = _scales(training, clients, next(iter(weights.values())))
     trained, scales = _leaves(training, weights, factors, works[0].rate)
     lowest = next(i for i, layer in enumerate(chain) if layer.weight in trained or layer.bias in trained)
     room = samples.inputs.new_empty(len(works) * training.batch, samples.inputs.shape[1])
@@ -151,6 +152,8 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
         now = {name: _part(tensor, 0, step.active) for name, tensor in weights.items()}
         trace = None
         ternary = step.plain, step.active
+        if step.plain:
+            now |= {name: _before(now[name], scale[: step.plain]) for name, scale in unquantized.items()}
         if quantized is not None and step.plain < step.active:
             codes, trace = fused.forward(
                 [_part(latent, *ternary) for latent in latents.values()],
@@ -169,6 +172,9 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
         if loss is not None:
             losses[step.earlier : step.active] += loss
         gradients = _backward(chain[lowest:], now, values[lowest:], slope)
+        if step.plain:
+            for name, scale in unquantized.items():
+                gradients[name] = _before(_product(gradients[name]), scale[: step.plain])
         if trace is not None:
             whole = [_product(gradients[name]) for name in latents]
             passed, summed = fused.backward(trace, [_part(gradient, *ternary) for gradient in whole])
@@ -199,6 +205,21 @@ def _taken(local: Local, weights: Weights, factors: Weights, k: int) -> Local:
 def _after(all_: Tensor, last: Tensor) -> Tensor:
     """The clients of `all_`, the last of them replaced."""
     return last if len(last) == len(all_) else torch.cat((all_[: len(all_) - len(last)], last))
+
+
+def _before(all_: Tensor, scales: Tensor) -> Tensor:
+    """The clients of `all_`, the first of them multiplied by their scales."""
+    first = all_[: len(scales)] * scales
+    return first if len(first) == len(all_) else torch.cat((first, all_[len(first) :]))
+
+
+def _scales(training: Training, clients: Sequence[Local], like: Tensor) -> Weights:
+    """By layer, (clients, 1, 1): what latent weights are multiplied by in plain epochs."""
+    if training.quantizer is None or not training.plain_epochs:
+        return {}
+    return {
+        name: like.new_tensor([local.scales[name] for local in clients])[:, None, None] for name in clients[0].scales
+    }
 
 
 def _thresholds(quantizer: Quantizer | None, works: Sequence[Work], like: Tensor) -> Tensor:

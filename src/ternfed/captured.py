@@ -209,6 +209,8 @@ class _Slot:
         self.buffers = {n: t.to(device, copy=True) for n, t in local.buffers.items() if n not in self.probe.rises}
         self.dtype = torch.bfloat16 if self.training.precision == "bfloat16" else like.dtype
         self.threshold = empty(1)
+        warms_up = self.training.quantizer is not None and self.training.plain_epochs > 0
+        self.scales = empty(self.layout.ternary.size) if warms_up else None
         # The fused optimizers read float32 rates on a GPU.
         self.rates = [empty(1, torch.float32 if device.type == "cuda" else torch.float64)[0] for _ in range(3)]
         self.pieces = [_pieces(flat) for flat in (self.others, self.latents, self.factors)]
@@ -245,6 +247,9 @@ class _Slot:
                 if isinstance(value, Tensor):
                     value.zero_()
         self.threshold.fill_(work.local.threshold)
+        if self.scales is not None:
+            ones = {span.name: torch.ones_like(local.weights[span.name]) for span in layout.ternary.spans}
+            self.scales.copy_(layout.ternary.pack({n: local.scales.get(n, 1.0) * one for n, one in ones.items()}))
         multiples = (1.0, self.training.latent_rate, self.training.factor_rate)
         for rate, multiple in zip(self.rates, multiples, strict=True):
             rate.fill_(work.rate * multiple)
@@ -270,6 +275,8 @@ class _Slot:
             weights, trace = fused.forward_flat(
                 weights, factors, self.layout.flat_shapes, self.training.quantizer, thresholds=self.threshold
             )
+        elif self.scales is not None:
+            weights = weights * self.scales
         count, split = len(weights), self.layout.kept.size
         others = self.others
         # One tensor is the leaf of all layers that compute in `precision`: rounding them, and collecting their
@@ -288,6 +295,8 @@ class _Slot:
         slopes: list[Tensor | None] = [torch.cat((slope_kept, slope[count:])), slope[:count], None]
         if trace is not None:
             slopes[1:] = fused.backward_flat(trace, slope[:count])
+        elif self.scales is not None:
+            slopes[1] = slope[:count] * self.scales
         for pieces, flat in zip(self.pieces, slopes, strict=True):
             if pieces and flat is not None:
                 for piece, part in zip(pieces, torch.split(flat, len(pieces[0])), strict=True):

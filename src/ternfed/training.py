@@ -126,7 +126,7 @@ def train_one(network: Network, training: Training, feed: Feed, work: Work) -> T
         torch.manual_seed(work.seed)
         for epoch, order, offsets, flips in work.steps(training.batch):
             inputs, labels = feed.batch(order, offsets, flips)
-            weights = forward_weights(training, leaves, factors, local.threshold, epoch)
+            weights = forward_weights(training, leaves, factors, local, epoch)
             outputs = functional_call(network.model, {**weights, **buffers}, (inputs,))
             loss = nn.functional.cross_entropy(outputs, labels)
             optimizer.zero_grad()
@@ -142,11 +142,13 @@ def train_one(network: Network, training: Training, feed: Feed, work: Work) -> T
     return Trained(replace(local, weights=detached[0], factors=detached[1], buffers=buffers), total / max(seen, 1))
 
 
-def forward_weights(training: Training, leaves: Weights, factors: Weights, threshold: float, epoch: int) -> Weights:
+def forward_weights(training: Training, leaves: Weights, factors: Weights, local: Local, epoch: int) -> Weights:
     """The weights of one forward pass: ternary layers quantized, unless this epoch is one of the plain ones."""
-    if training.quantizer is None or epoch < training.plain_epochs:
+    if training.quantizer is None:
         return leaves
-    quantizer = replace(training.quantizer, factor=threshold)
+    if epoch < training.plain_epochs:
+        return {name: local.scales[name] * leaf if name in local.scales else leaf for name, leaf in leaves.items()}
+    quantizer = replace(training.quantizer, factor=local.threshold)
     return {
         name: quantize(leaf, factors.get(name), quantizer) if name in training.ternary else leaf
         for name, leaf in leaves.items()

@@ -94,6 +94,8 @@ class Local:
     factors: Weights = field(default_factory=dict)
     threshold: float = 0.0
     """T_k: the threshold factor of this client, in place of the quantizer's."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """What latent weights are to be multiplied by where they are used without quantization; 1 where there is none."""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,6 @@ class Settings:
     server_factor: float = 0.7
     error_feedback: float = 1.0
     """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
-    server_rate: float = 1.0
-    """So much of a change that the clients ask for is made in one round; below 1, they have to ask more than once."""
     ternary_start: bool = True
     """The first broadcast, the model before training, is quantized too."""
     full_at: tuple[float, ...] = ()
@@ -185,17 +183,18 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def start(received: Message, memory: Memory, client: Client) -> tuple[Local, Memory]:
         parameters, buffers = split({**dense_weights(received), **known}, network)
         local_quantizer = replace(quantizer, factor=threshold_of(client))
-        factors = {}
+        factors, scales = {}, {}
         for name in names:
             started = start_factors(parameters[name], local_quantizer)
             if started is not None:
                 factors[name] = started if settings.start is Start.MEAN else torch.ones_like(started)
             if settings.latents is Latents.NORMALISED:
+                scales[name] = float(parameters[name].abs().max())
                 parameters[name] = normalise(parameters[name])
             if settings.keep_latents and f"latent/{name}" in memory:
                 agrees = reference(received)[name] == memory[f"codes/{name}"]
                 parameters[name] = torch.where(agrees, memory[f"latent/{name}"], parameters[name])
-        return Local(parameters, buffers, factors, local_quantizer.factor), memory
+        return Local(parameters, buffers, factors, local_quantizer.factor, scales), memory
 
     def finish(local: Local, received: Message, memory: Memory, client: Client) -> tuple[Message, Memory]:
         local_quantizer = replace(quantizer, factor=local.threshold)
@@ -225,7 +224,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if not uploads.average:
             return server
         average = {**uploads.average, **known}
-        wanted = {n: _wanted(average[n], server, n, settings.server_rate) for n in names}
+        wanted = {n: _with_lost(average[n], server.memory.get(f"lost/{n}")) for n in names}
         ternary = requantized(wanted)
         dense = {name: value.dense() for name, value in ternary.items()}
         full = settle(average, network, settings.statistics, helpers)
@@ -286,14 +285,9 @@ def _lost(wanted: Tensor, codes: Tensor) -> Tensor:
     return wanted / scale - codes
 
 
-def _wanted(average: Tensor, server: Server, name: str, rate: float) -> Tensor:
-    """s · (I + lost) + rate · (θ - s · I): the last broadcast with what it lost, and what the clients made of it.
+def _with_lost(average: Tensor, lost: Tensor | None) -> Tensor:
+    """θ + s · lost. Where all clients agree the average is ±s, so that s is its largest size.
 
-    Where all clients agree the average θ is ±s, so that s is its largest size. If no client changes a trit, this is
-    the layer of the round before but for its scale, and the trits stay.
+    If no client changes a trit, this is the layer of the round before but for its scale, and the trits stay.
     """
-    if name not in server.ternary:
-        return average
-    scale, codes = average.abs().max(), server.ternary[name].codes.to(average.dtype)
-    lost = server.memory.get(f"lost/{name}", torch.zeros(()))
-    return rate * average + scale * ((1 - rate) * codes + lost)
+    return average if lost is None else average + average.abs().max() * lost
