@@ -145,6 +145,12 @@ class TestTFedAvgClient:
         used = forward_weights(algorithm.training, local.weights, local.factors, local, epoch=0)
         torch.testing.assert_close(used, dense_weights(received))
 
+    def test_a_layer_of_zeros_can_learn_in_plain_epochs(self, network: Network) -> None:
+        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(plain_epochs=1))
+        weights = {**network.weights(), "2.weight": torch.zeros(4, 5)}
+        local, _ = algorithm.start(algorithm.broadcast(Server(weights), False), {}, CLIENT)
+        assert local.scales == {"2.weight": 1.0}
+
     @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 8.0), ("adam", 0.1)])
     def test_factors_learn_at_a_rate_that_suits_the_optimizer_unless_told(
         self, network: Network, optimizer: str, rate: float

@@ -142,7 +142,7 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
     latents = {name: tensor for name, tensor in weights.items() if name in training.ternary}
     quantized = training.quantizer if latents else None
     thresholds = _thresholds(quantized, works, next(iter(weights.values())))
-    unquantized = _scales(training, clients, next(iter(weights.values())))
+    plain_scales = _plain_scales(training, clients, next(iter(weights.values())))
     trained, scales = _leaves(training, weights, factors, works[0].rate)
     lowest = next(i for i, layer in enumerate(chain) if layer.weight in trained or layer.bias in trained)
     room = samples.inputs.new_empty(len(works) * training.batch, samples.inputs.shape[1])
@@ -153,7 +153,7 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
         trace = None
         ternary = step.plain, step.active
         if step.plain:
-            now |= {name: _before(now[name], scale[: step.plain]) for name, scale in unquantized.items()}
+            now |= {name: _before(now[name], scale[: step.plain]) for name, scale in plain_scales.items()}
         if quantized is not None and step.plain < step.active:
             codes, trace = fused.forward(
                 [_part(latent, *ternary) for latent in latents.values()],
@@ -173,7 +173,7 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
             losses[step.earlier : step.active] += loss
         gradients = _backward(chain[lowest:], now, values[lowest:], slope)
         if step.plain:
-            for name, scale in unquantized.items():
+            for name, scale in plain_scales.items():
                 gradients[name] = _before(_product(gradients[name]), scale[: step.plain])
         if trace is not None:
             whole = [_product(gradients[name]) for name in latents]
@@ -213,7 +213,7 @@ def _before(all_: Tensor, scales: Tensor) -> Tensor:
     return first if len(first) == len(all_) else torch.cat((first, all_[len(first) :]))
 
 
-def _scales(training: Training, clients: Sequence[Local], like: Tensor) -> Weights:
+def _plain_scales(training: Training, clients: Sequence[Local], like: Tensor) -> Weights:
     """By layer, (clients, 1, 1): what latent weights are multiplied by in plain epochs."""
     if training.quantizer is None or not training.plain_epochs:
         return {}

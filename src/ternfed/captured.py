@@ -248,8 +248,9 @@ class _Slot:
                     value.zero_()
         self.threshold.fill_(work.local.threshold)
         if self.scales is not None:
-            ones = {span.name: torch.ones_like(local.weights[span.name]) for span in layout.ternary.spans}
-            self.scales.copy_(layout.ternary.pack({n: local.scales.get(n, 1.0) * one for n, one in ones.items()}))
+            names = [span.name for span in layout.ternary.spans]
+            filled = {name: torch.full_like(local.weights[name], local.scales.get(name, 1.0)) for name in names}
+            self.scales.copy_(layout.ternary.pack(filled))
         multiples = (1.0, self.training.latent_rate, self.training.factor_rate)
         for rate, multiple in zip(self.rates, multiples, strict=True):
             rate.fill_(work.rate * multiple)

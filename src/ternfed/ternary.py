@@ -124,8 +124,13 @@ def client_factor(
 
 def normalise(weight: Tensor) -> Tensor:
     """θ^s = g(θ) = θ / max|θ|, in [-1, 1] (eq. scale_funtion); an all-zero layer stays zero."""
+    return weight / largest_size(weight)
+
+
+def largest_size(weight: Tensor) -> Tensor:
+    """max|θ|; 1 for an all-zero layer."""
     largest = weight.abs().max()
-    return weight / torch.where(largest > 0, largest, torch.ones_like(largest))
+    return torch.where(largest > 0, largest, torch.ones_like(largest))
 
 
 def codes_of(weight: Tensor, delta: Tensor) -> Tensor:

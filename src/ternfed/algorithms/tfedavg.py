@@ -41,6 +41,7 @@ from ternfed.ternary import (
     Scale,
     Ternary,
     client_factor,
+    largest_size,
     normalise,
     requantize,
     start_factors,
@@ -189,7 +190,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             if started is not None:
                 factors[name] = started if settings.start is Start.MEAN else torch.ones_like(started)
             if settings.latents is Latents.NORMALISED:
-                scales[name] = float(parameters[name].abs().max())
+                if settings.plain_epochs:
+                    scales[name] = float(largest_size(parameters[name]))
                 parameters[name] = normalise(parameters[name])
             if settings.keep_latents and f"latent/{name}" in memory:
                 agrees = reference(received)[name] == memory[f"codes/{name}"]
