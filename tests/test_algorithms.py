@@ -117,6 +117,8 @@ class TestTFedAvgClient:
         assert (paper.server_rule, paper.server_factor, paper.tolerance) == (Rule.MAX, 0.05, 0.03)
         assert paper.latents is tfedavg.Latents.RECEIVED
         assert paper.latent_rate == paper.factor_rate == 1
+        assert paper.plain_epochs == 0
+        assert not paper.keep_latents
 
     def test_starts_from_the_received_weights_with_the_optimal_factor(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.PRESETS["paper"])
@@ -150,6 +152,14 @@ class TestTFedAvgClient:
         weights = {**network.weights(), "2.weight": torch.zeros(4, 5)}
         local, _ = algorithm.start(algorithm.broadcast(Server(weights), False), {}, CLIENT)
         assert local.scales == {"2.weight": 1.0}
+
+    @pytest.mark.parametrize(("epochs", "plain"), [(1, 0), (2, 1), (5, 3), (10, 6)])
+    def test_three_fifths_of_the_local_epochs_are_plain_unless_told(
+        self, network: Network, epochs: int, plain: int
+    ) -> None:
+        training = replace(TRAINING, epochs=epochs)
+        assert tfedavg.algorithm(network, training, tfedavg.Settings()).training.plain_epochs == plain
+        assert tfedavg.algorithm(network, training, tfedavg.Settings(plain_epochs=0)).training.plain_epochs == 0
 
     @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 8.0), ("adam", 0.1)])
     def test_factors_learn_at_a_rate_that_suits_the_optimizer_unless_told(
@@ -207,6 +217,8 @@ class TestTFedAvgClient:
     def test_impossible_settings_are_one_sentence(self, network: Network) -> None:
         with pytest.raises(ValueError, match="plain_epochs = 2: fewer than the 2 local epochs"):
             tfedavg.algorithm(network, TRAINING, tfedavg.Settings(plain_epochs=2))
+        with pytest.raises(ValueError, match="plain_epochs = -1: at least 0"):
+            tfedavg.Settings(plain_epochs=-1)
         with pytest.raises(ValueError, match="no layer that can be ternary"):
             tfedavg.algorithm(Network(nn.Linear(2, 2)), TRAINING, tfedavg.Settings())
         with pytest.raises(ValueError, match="clip = 0"):

@@ -445,6 +445,13 @@ def test_another_algorithm_or_preset_drops_the_settings_of_the_one_before() -> N
     assert before.with_settings(["algorithm.count=6"]).algorithm.settings == Settings(count=6, word="w")
 
 
+@pytest.mark.parametrize("name", built_in_algorithms())
+def test_which_layers_could_be_ternary_is_a_difference_where_some_are(name: str) -> None:
+    inner, every = (make(f"algorithm.name={name}", f"model.ternary={which}") for which in ("inner", "all"))
+    algorithm = inner.make_algorithm(inner.make_network(load("digits")))
+    assert [key for key, _, _ in inner.differences(every)] == (["model.ternary"] if algorithm.training.ternary else [])
+
+
 def test_another_choice_drops_what_belonged_to_the_one_before() -> None:
     classes = make("data.classes_per_client=5")
     assert classes.with_settings(["data.partition=iid"]).data.classes_per_client is None

@@ -29,6 +29,9 @@ from ternfed.settings import ExperimentError, Table, convert, either, plain, rea
 
 __all__ = ["Experiment", "ExperimentError", "default_name", "defaults", "find_algorithm", "override", "read_table"]
 
+ALL_IN_FLOAT = frozenset({"fedavg", "cmfl", "stc", "centralized"})
+"""Algorithms that train no ternary layer: which ones could be is no difference between two of their experiments."""
+
 
 @dataclass(frozen=True)
 class Data:
@@ -205,6 +208,8 @@ class Experiment:
     def differences(self, other: Experiment) -> Iterator[tuple[str, Any, Any]]:
         """(key, own value, the other's) of every setting in which two experiments differ; None where it is not one."""
         before, after = self.to_table(), other.to_table()
+        if {self.algorithm.name, other.algorithm.name} <= ALL_IN_FLOAT:
+            del before["model"]["ternary"], after["model"]["ternary"]
         for section, own in before.items():
             pairs = [(section, own, after[section])]
             if isinstance(own, dict):

@@ -91,7 +91,7 @@ class Tally:
     wanted: int
     """Seeds."""
     accuracies: tuple[float, ...]
-    """Of the finished seeds, in percent, after the last round: on test data, or validation data for the ablation."""
+    """Of the finished seeds, in percent, after the last round: on test data, or validation data for rows that choose."""
     begun: int
     """Seeds that were interrupted, or are running."""
     other: int
@@ -224,10 +224,10 @@ def run_side_by_side(
     before = set(multiprocessing.active_children())
     seen = {cell.name: 0 for cell in cells}
     with ProcessPoolExecutor(jobs, mp_context=_start_method(), initializer=_be_a_job) as pool:
-        waiting: dict[Future[Table], Cell] = {
-            pool.submit(_run_whole_cell, cell, data, device, keep): cell for cell in cells
-        }
+        waiting: dict[Future[Table], Cell] = {}
         try:
+            for cell in cells:
+                waiting[pool.submit(_run_whole_cell, cell, data, device, keep)] = cell
             while waiting:
                 done, _ = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
                 for cell in waiting.values():
@@ -267,9 +267,9 @@ def tally(row: Row, results: Path, seeds: int | None = None, settings: Sequence[
 
 
 def _result(row: Row, folder: Path) -> float:
-    """Accuracy after the last round: on test data, but for the ablation, whose choices are made on validation data."""
+    """Accuracy after the last round: on test data, but for rows that choices are made by, on validation data."""
     last = read_run(folder).rounds[-1]
-    return (last.validation if "ablation" in row.about.shows else last.accuracy) or 0.0
+    return (last.validation if row.chooses else last.accuracy) or 0.0
 
 
 def in_words(seconds: float) -> str:

@@ -31,9 +31,13 @@ SHOWN = {
     "convergence-nc5": "Figure: convergence with five classes a client",
     "participation": "Figure: participation ratio",
     "balance": "Figure: unbalancedness of the clients' sizes",
+    "search": "The search for the recipe, judged on validation data",
     "ablation": "One choice of the recipe off at a time, judged on validation data",
 }
-"""What the rows belong to: the paper's tables and figures in its order, and our own ablation."""
+"""What the rows belong to: the paper's tables and figures in its order, and what our own recipe was chosen by."""
+
+CHOOSING = frozenset({"search", "ablation"})
+"""Of these, the ones that settings are chosen by: judged on validation data, never on test data."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,11 @@ class Row:
     about: Reproduce
     settings: Table
     """The experiment as the file gives it."""
+
+    @property
+    def chooses(self) -> bool:
+        """Settings are chosen by it."""
+        return not CHOOSING.isdisjoint(self.about.shows)
 
     def experiment(self, seed: int = 0, settings: Sequence[str] = ()) -> Experiment:
         """Its experiment with one of its seeds; `settings` (`key=value`) go before what the file says."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,26 @@ class TestAccuracies:
             ("The recipe, 1 round", "–"),
             ("no latent rate", "-2.50"),
             ("no clipping", "-77.50"),
+        ]
+        assert "99.00" not in sheet.markdown()
+
+    def test_the_search_is_judged_by_the_last_three_validations_runs_of_one_comparison_together(
+        self, tmp_path: Path
+    ) -> None:
+        def tried(name: str, rounds: Sequence[float], *settings: str) -> None:
+            given = [*CIFAR, f"name={name}", f"federation.rounds={len(rounds)}", *settings]
+            known_run(tmp_path / name, given, [{"accuracy": 0.99, "validation": value} for value in rounds])
+
+        tried("a", (0.1, 0.5, 0.6, 0.7))
+        tried("b", (0.4, 0.5))
+        tried("c", (0.1, 0.2, 0.3, 0.4), "training.rate=0.3")
+        sheet = accuracy.search(groups(tmp_path, {name: row(name, "search", title=name.upper()) for name in "abc"}))
+        assert sheet is not None
+        first = sheet.headings.index("validation, last three rounds (%)")
+        assert [(row[2], *row[first : first + 2]) for row in sheet.rows] == [
+            ("B", "45.00", "50.00"),
+            ("A", "60.00", "70.00"),
+            ("C", "30.00", "40.00"),
         ]
         assert "99.00" not in sheet.markdown()
 

@@ -101,8 +101,8 @@ class Settings:
     """And the factors at so many times; none: 8 with SGD, 0.1 with Adam, whose steps do not shrink by themselves."""
     keep_latents: bool = False
     """A client keeps its latent weights between rounds where the broadcast agrees with its own trit."""
-    plain_epochs: int = 0
-    """So many first local epochs train without quantization."""
+    plain_epochs: int | None = None
+    """So many first local epochs train without quantization; none: three fifths of them, rounded down."""
     server_rule: Rule = Rule.MEAN
     server_factor: float = 0.7
     error_feedback: float = 1.0
@@ -124,7 +124,7 @@ class Settings:
     def __post_init__(self) -> None:
         Quantizer(self.rule, self.factor)
         Quantizer(self.server_rule, self.server_factor)
-        for key in ("latent_rate", "factor_rate", "error_feedback", "tolerance"):
+        for key in ("latent_rate", "factor_rate", "plain_epochs", "error_feedback", "tolerance"):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"{key} = {getattr(self, key)}: at least 0 is needed")
         for share in self.full_at:
@@ -143,6 +143,7 @@ PRESETS: Mapping[str, Settings] = {
         clip=None,
         latent_rate=1.0,
         factor_rate=1.0,
+        plain_epochs=0,
         server_rule=Rule.MAX,
         server_factor=0.05,
         error_feedback=0.0,
@@ -161,10 +162,9 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         raise ValueError(
             "the model has no layer that can be ternary: T-FedAvg needs one between its first and its last"
         )
-    if settings.plain_epochs >= training.epochs:
-        raise ValueError(
-            f"plain_epochs = {settings.plain_epochs}: fewer than the {training.epochs} local epochs is needed"
-        )
+    plain_epochs = 3 * training.epochs // 5 if settings.plain_epochs is None else settings.plain_epochs
+    if plain_epochs >= training.epochs:
+        raise ValueError(f"plain_epochs = {plain_epochs}: fewer than the {training.epochs} local epochs is needed")
     if first and first[0] in names:
         raise ValueError("send_first = false: the first layer is ternary here; leave it out of the ternary layers")
     by_optimizer = 0.1 if training.optimizer == "adam" else 8.0
@@ -190,7 +190,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             if started is not None:
                 factors[name] = started if settings.start is Start.MEAN else torch.ones_like(started)
             if settings.latents is Latents.NORMALISED:
-                if settings.plain_epochs:
+                if plain_epochs:
                     scales[name] = float(largest_size(parameters[name]))
                 parameters[name] = normalise(parameters[name])
             if settings.keep_latents and f"latent/{name}" in memory:
@@ -255,7 +255,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             latent_rate=settings.latent_rate,
             factor_rate=factor_rate,
             clip=settings.clip,
-            plain_epochs=settings.plain_epochs,
+            plain_epochs=plain_epochs,
             frozen=first,
         ),
         down=tuple(network.schema(some, DOWN, settings.dense, first) for some in (names, ())),

@@ -29,7 +29,7 @@ def anchor(number: int) -> str:
 
 
 def summary(groups: Sequence[Group]) -> Sheet | None:
-    """One row a group, but for the points of sweeps and of the ablation."""
+    """One row a group, but for the points of sweeps, of the search and of the ablation."""
     chosen = [(number, group) for number, group in enumerate(groups) if id(group) not in apart(groups)]
     if not chosen:
         return None
@@ -45,7 +45,7 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
         "encoded, over the whole run, in millions; beside them, how many times larger the same messages are as raw "
         "float32. Strategy I: the share of rounds with a quantized broadcast. Skipped: the share of uploads that "
         "clients kept to themselves."
-        + (f" {left} points of sweeps and of the ablation have tables of their own." if left else ""),
+        + (f" {left} points of sweeps, of the search and of the ablation have tables of their own." if left else ""),
     )
     links = tuple(anchor(number) for number, _ in chosen)
     return Sheet("summary", "Summary", headings, rows, texts=5, notes=notes, links=links).without_empty()
@@ -138,6 +138,34 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
         "Difference: to the full recipe, in points.",
     )
     return Sheet("ablation", SHOWN["ablation"], headings, tuple(rows), texts=3, notes=notes).without_empty()
+
+
+def search(groups: Sequence[Group]) -> Sheet | None:
+    """What was tried for the recipe, the runs of one comparison together."""
+    found = sorted(belonging(groups, "search"), key=lambda group: (cell_of(group), group.length))  # stable
+    if not found:
+        return None
+    headings = (
+        "data", "rounds × epochs", "tried", "seeds", "validation, last three rounds (%)", "after the last (%)",
+        "up (MB)", "down (MB)", "bits a ternary weight up",
+    )  # fmt: skip
+    rows = tuple(
+        (
+            cell_of(group).text(),
+            rounds_label(group),
+            _title(group),
+            seeds_text(group),
+            *(NONE if (value := group.validation(last)) is None else value.text() for last in (3, 1)),
+            *(_megabytes(group, way) for way in ("up", "down")),
+            NONE if (bits := group.bits_up()) is None else f"{bits:.3f}",
+        )
+        for group in found
+    )
+    notes = (
+        "Accuracy on validation data, split from the training set and held out on the server. The mean of the last "
+        "three rounds is less a matter of luck than the last alone.",
+    )
+    return Sheet("search", SHOWN["search"], headings, rows, texts=3, notes=notes).without_empty()
 
 
 def participation(groups: Sequence[Group]) -> Sheet | None:

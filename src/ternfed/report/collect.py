@@ -109,18 +109,19 @@ class Group:
     def shows(self, *names: str) -> bool:
         return self.row is not None and any(name in self.row.about.shows for name in names)
 
-    def last(self, value: Callable[[Round], float | None]) -> Spread | None:
-        """A value of the last round, over the seeds."""
-        found = [value(run.rounds[self.length - 1]) for run in self.shown] if self.length else []
-        return Spread.of([number for number in found if number is not None])
+    def last(self, value: Callable[[Round], float | None], rounds: int = 1) -> Spread | None:
+        """A value of the last round, or the mean of the last `rounds`, over the seeds."""
+        ends = [run.rounds[max(0, self.length - rounds) : self.length] for run in self.shown if self.length]
+        found = [[number for number in map(value, end) if number is not None] for end in ends]
+        return Spread.of([statistics.fmean(numbers) for numbers in found if numbers])
 
     def accuracy(self) -> Spread | None:
         """Test accuracy in percent, after the last round."""
         return self.last(lambda record: 100 * record.accuracy)
 
-    def validation(self) -> Spread | None:
-        """Accuracy on held-out data in percent, after the last round."""
-        return self.last(lambda record: None if record.validation is None else 100 * record.validation)
+    def validation(self, rounds: int = 1) -> Spread | None:
+        """Accuracy on held-out data in percent, after the last round or as the mean of the last `rounds`."""
+        return self.last(lambda record: None if record.validation is None else 100 * record.validation, rounds)
 
     def total(self, value: Callable[[Round], float]) -> float:
         """A sum over the rounds, the mean over the seeds; 0 where nothing has run."""

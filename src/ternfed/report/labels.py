@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ternfed.defaults import BY_DATASET
 from ternfed.report.collect import Group
+from ternfed.rows import CHOOSING
 from ternfed.settings import Table, shown
 
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "Digits"}
@@ -130,8 +131,8 @@ def belonging(groups: Sequence[Group], name: str) -> list[Group]:
 
 
 def apart(groups: Sequence[Group]) -> set[int]:
-    """`id` of each group that is nothing but a point of a sweep or of the ablation."""
-    sweeps = [group for name in ("participation", "balance", "ablation") for group in belonging(groups, name)]
+    """`id` of each group that is nothing but a point of a sweep, of the search or of the ablation."""
+    sweeps = [group for name in ("participation", "balance", *CHOOSING) for group in belonging(groups, name)]
     return {id(group) for group in sweeps if not (group.shows(*MAIN) or (group.row is None and _usual(group)))}
 
 

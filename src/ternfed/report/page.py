@@ -43,7 +43,8 @@ tr.quiet td { color: var(--soft); }
 #table-summary { font-size: 11.5px; }
 #table-summary th, #table-summary td { padding: .3rem .38rem; }
 #table-summary td:nth-child(2), #table-summary td:nth-child(4), #table-summary td:nth-child(5),
-#table-targets td:nth-child(-n+2), #table-ablation td:nth-child(-n+2) { white-space: normal; }
+#table-targets td:nth-child(-n+2), #table-ablation td:nth-child(-n+2), #table-search td:nth-child(3)
+{ white-space: normal; }
 figure { margin: 1.2rem 0 2rem; }
 figure svg { display: block; width: 100%; height: auto; }
 figcaption { margin-top: .3rem; }

@@ -91,6 +91,7 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
         "elapsed": costs.elapsed(collected.elapsed),
         "participation": accuracy.participation(groups),
         "balance": accuracy.balance(groups),
+        "search": accuracy.search(groups),
         "ablation": accuracy.ablation(groups),
     }
 
