@@ -91,7 +91,7 @@ class Tally:
     wanted: int
     """Seeds."""
     accuracies: tuple[float, ...]
-    """Of the finished seeds, in percent, after the last round: on test data, or validation data for rows that choose."""
+    """Of the finished seeds, in percent, after the last round: on test data, or validation data if the row chooses."""
     begun: int
     """Seeds that were interrupted, or are running."""
     other: int

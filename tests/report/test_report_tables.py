@@ -164,23 +164,23 @@ class TestAccuracies:
         ]
         assert "99.00" not in sheet.markdown()
 
-    def test_the_search_is_judged_by_the_last_three_validations_runs_of_one_comparison_together(
+    def test_the_search_is_judged_by_the_last_three_validations_the_best_of_a_comparison_first(
         self, tmp_path: Path
     ) -> None:
         def tried(name: str, rounds: Sequence[float], *settings: str) -> None:
             given = [*CIFAR, f"name={name}", f"federation.rounds={len(rounds)}", *settings]
             known_run(tmp_path / name, given, [{"accuracy": 0.99, "validation": value} for value in rounds])
 
-        tried("a", (0.1, 0.5, 0.6, 0.7))
+        tried("a", (0.1, 0.2, 0.3, 0.4), "training.rate=0.3")
         tried("b", (0.4, 0.5))
-        tried("c", (0.1, 0.2, 0.3, 0.4), "training.rate=0.3")
+        tried("c", (0.1, 0.5, 0.6, 0.7))
         sheet = accuracy.search(groups(tmp_path, {name: row(name, "search", title=name.upper()) for name in "abc"}))
         assert sheet is not None
         first = sheet.headings.index("validation, last three rounds (%)")
         assert [(row[2], *row[first : first + 2]) for row in sheet.rows] == [
             ("B", "45.00", "50.00"),
-            ("A", "60.00", "70.00"),
-            ("C", "30.00", "40.00"),
+            ("C", "60.00", "70.00"),
+            ("A", "30.00", "40.00"),
         ]
         assert "99.00" not in sheet.markdown()
 

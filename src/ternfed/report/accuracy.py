@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ternfed.report.collect import Group
 from ternfed.report.labels import (
     ALGORITHMS,
+    Cell,
     algorithm_label,
     apart,
     belonging,
@@ -141,8 +142,13 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
 
 
 def search(groups: Sequence[Group]) -> Sheet | None:
-    """What was tried for the recipe, the runs of one comparison together."""
-    found = sorted(belonging(groups, "search"), key=lambda group: (cell_of(group), group.length))  # stable
+    """What was tried for the recipe: the runs of one comparison together, the best first."""
+
+    def place(group: Group) -> tuple[Cell, int, float]:
+        value = group.validation(3)
+        return cell_of(group), group.length, 0.0 if value is None else -value.mean
+
+    found = sorted(belonging(groups, "search"), key=place)
     if not found:
         return None
     headings = (
