@@ -24,6 +24,7 @@ from ternfed.report.labels import (
 )
 from ternfed.report.style import (
     Picture,
+    by_round,
     colour_of,
     dash_of,
     finish,
@@ -126,8 +127,8 @@ def _line(panel: Any, places: Any, found: Curve, colour: str, dash: Any) -> None
 
 def _over_rounds(panel: Any, groups: Sequence[Group], labels: Sequence[str], colours: Sequence[str]) -> None:
     means = [accuracy_curve(group).mean for group in groups]
-    panel.set(xlabel="round", ylabel="test accuracy (%)", ylim=_limits(means))
-    panel.set_xlim(0, max(group.length for group in groups))
+    panel.set(ylabel="test accuracy (%)", ylim=_limits(means))
+    by_round(panel, max(group.length for group in groups))
     ends = [(float(mean[-1]), label, colour) for mean, label, colour in zip(means, labels, colours, strict=True)]
     label_ends(panel, ends, HEIGHT - 0.7)
 

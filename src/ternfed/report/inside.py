@@ -14,7 +14,7 @@ from ternfed.report.accuracy import beta
 from ternfed.report.collect import Group
 from ternfed.report.curves import Numbers, curve
 from ternfed.report.labels import belonging, by_cell, compared, data_label, distinguish, model_label, split_label
-from ternfed.report.style import INK, Picture, colour_of, finish, label_ends, panels, plain_log, shade, short
+from ternfed.report.style import INK, Picture, by_round, colour_of, finish, label_ends, panels, plain_log, shade, short
 
 PHASES = {
     "broadcast": "#a9cce3", "prepare": "#86bcb6", "train": "#4c6a92", "upload": "#b07aa1", "aggregate": "#e3c567",
@@ -117,7 +117,8 @@ def _few_layers(lines: Mapping[str, Numbers]) -> Any:
         colour = shade(place + 1, len(lines) + 2)
         panel.plot(np.arange(1, len(bits) + 1), bits, color=colour)
         ends.append((float(bits[-1]), name, colour))
-    panel.set(xlabel="round", ylabel="bits a weight, upload", xlim=(0, max(map(len, lines.values()))))
+    panel.set(ylabel="bits a weight, upload")
+    by_round(panel, max(map(len, lines.values())))
     panel.set_ylim(0, None)
     label_ends(panel, ends, 2.5)
     return figure
@@ -171,8 +172,8 @@ def changed(groups: Sequence[Group]) -> Iterator[Picture]:
             label = f"{splits[place]}, {labels[place].partition(', ')[2]}" if several else splits[place]
             panel.plot(np.arange(1, len(share) + 1), share, color=colour)
             ends.append((float(share[-1]), label, colour))
-        panel.set(xlabel="round", ylabel="trits changed (%)", title=f"{data}, {model}")
-        panel.set_xlim(0, max(group.length for group in inside))
+        panel.set(ylabel="trits changed (%)", title=f"{data}, {model}")
+        by_round(panel, max(group.length for group in inside))
         panel.set_yscale("symlog", linthresh=1e-3, linscale=0.4)  # down to none at all
         panel.set_ylim(-2e-4, None)
         plain_log(panel.yaxis)

@@ -138,6 +138,14 @@ def spread(places: Sequence[float], gap: float, top: float) -> list[float]:
     return moved
 
 
+def by_round(panel: Any, rounds: int) -> None:
+    """The x axis of a panel that shows so many rounds; there is no half of one."""
+    from matplotlib.ticker import MaxNLocator
+
+    panel.set(xlabel="round", xlim=(0, rounds))
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def plain_log(axis: Any) -> None:
     """Ticks of a logarithmic axis as plain numbers: 0.1, 1, 10, 1,000; over a short range 2 and 5 as well."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
