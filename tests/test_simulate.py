@@ -166,8 +166,9 @@ class TestJudging:
 
     def test_a_broadcast_in_full_precision_after_a_collapse(self, digits: DataSet) -> None:
         """A server threshold that keeps next to nothing ruins the quantized model while clients still disagree."""
-        options = ("algorithm.server_rule=max", "algorithm.server_factor=0.99", "federation.rounds=2")
-        state, records = rounds(federation(digits, *options, "training.epochs=5"))
+        server = ("algorithm.server_rule=max", "algorithm.server_factor=0.99")
+        clients = ("federation.rounds=2", "training.epochs=5", "algorithm.plain_epochs=0")
+        state, records = rounds(federation(digits, *server, *clients))
         assert records[-1].strategy == "II"
         assert not any(isinstance(v, Ternary) for v in state.server.ternary.values())
 
