@@ -520,13 +520,20 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path, whole: Path) -> None:
     assert content(path) == content(tmp_path / "at once")
 
 
-def test_a_run_with_a_cosine_schedule_cannot_be_made_longer(tmp_path: Path) -> None:
-    cosine = EXPERIMENT.with_settings(["training.schedule=cosine"])
-    RunFolder.create(tmp_path / "run", cosine).close()
-    with pytest.raises(
-        RunError, match=r"^federation\.rounds = 15: .* has 12, on which the rates of its cosine schedule"
-    ):
-        RunFolder.resume(tmp_path / "run", cosine.with_settings(["federation.rounds=15"]))
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        (["training.schedule=cosine"], "the rates of its cosine schedule depend"),
+        (["algorithm.name=tfedavg", "algorithm.full_at=[0.5]"], r"its broadcasts by algorithm\.full_at depend"),
+    ],
+)
+def test_a_run_whose_rounds_depend_on_their_number_cannot_be_made_longer(
+    tmp_path: Path, settings: list[str], what: str
+) -> None:
+    bound = EXPERIMENT.with_settings(settings)
+    RunFolder.create(tmp_path / "run", bound).close()
+    with pytest.raises(RunError, match=rf"^federation\.rounds = 15: .* has 12, on which {what}"):
+        RunFolder.resume(tmp_path / "run", bound.with_settings(["federation.rounds=15"]))
 
 
 def test_a_resumption_elsewhere_is_noted_and_one_in_the_same_place_is_not(

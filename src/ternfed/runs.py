@@ -309,11 +309,12 @@ def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> N
     for key, old, new in own.differences(wanted):
         if key != "federation.rounds":
             raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and goes on only with that")
-        if own.training.schedule == "cosine":
-            raise RunError(
-                f"{key} = {shown(new)}: the run in {path} has {shown(old)}, "
-                "on which the rates of its cosine schedule depend"
-            )
+        for depends, what in (
+            (own.training.schedule == "cosine", "the rates of its cosine schedule depend"),
+            (getattr(own.algorithm.settings, "full_at", ()), "its broadcasts by algorithm.full_at depend"),
+        ):
+            if depends:
+                raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, on which {what}")
         if new < done:
             raise RunError(f"{key} = {shown(new)}: the run in {path} is past that, after round {done}")
 
