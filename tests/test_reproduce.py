@@ -273,6 +273,19 @@ class TestTheCommand:
         listed = json.loads(call("--list", "tiny-fedavg", "--json").stdout)["rows"]
         assert [(each["seeds_done"], each["seeds_begun"], each["rounds"]) for each in listed] == [(1, 1, 3)]
 
+    @pytest.mark.parametrize("shown", ["search", "ablation"])
+    def test_rows_that_settings_are_chosen_by_show_validation_accuracy_alone(self, shown: str) -> None:
+        text = row_text().replace('shows = ["iid"]', f'shows = ["{shown}"]')
+        Path("rows/tiny-fedavg.toml").write_text(text)
+        result = call("tiny-fedavg", "--seeds", "1")
+        last = read_run("results/tiny-fedavg/seed-0").rounds[-1]
+        assert last.validation is not None
+        validation, test = f"{100 * last.validation:.2f}", f"{100 * last.accuracy:.2f}"
+        assert validation != test
+        assert f"tiny-fedavg/seed-0 {validation}%" in result.stderr
+        assert validation in result.stdout
+        assert test not in result.output
+
     def test_list_tells_a_run_of_other_settings_from_the_rows_own(self) -> None:
         row = find_rows((Path("rows"),))["tiny-fedavg"]
         reproduce.run_cell(row, 0, Path("results"), settings=["training.rate=0.01"])

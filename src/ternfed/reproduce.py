@@ -69,6 +69,10 @@ class Cell:
     def experiment(self) -> Experiment:
         return self.row.experiment(self.seed, self.settings)
 
+    def result(self, outcome: Round) -> float:
+        """Accuracy after a round: on test data, but for rows that choices are made by, on validation data."""
+        return (outcome.validation if self.row.chooses else outcome.accuracy) or 0.0
+
     def standing(self) -> Literal["new", "begun", "finished"]:
         """How far it is; RunError where its folder holds a run with other settings."""
         if self.row.about.kind == "elapsed":
@@ -262,14 +266,8 @@ def tally(row: Row, results: Path, seeds: int | None = None, settings: Sequence[
         if row.about.kind == "elapsed":
             seconds = (elapsed.read(cell.folder) or {})["seconds"]
         else:
-            accuracies.append(100 * _result(row, cell.folder))
+            accuracies.append(100 * cell.result(read_run(cell.folder).rounds[-1]))
     return Tally(row, len(cells), tuple(accuracies), begun, other, seconds)
-
-
-def _result(row: Row, folder: Path) -> float:
-    """Accuracy after the last round: on test data, but for rows that choices are made by, on validation data."""
-    last = read_run(folder).rounds[-1]
-    return (last.validation if row.chooses else last.accuracy) or 0.0
 
 
 def in_words(seconds: float) -> str:

@@ -179,7 +179,8 @@ class _Board:
 
     def tell(self, cell: Cell, outcome: Round) -> None:
         bar = self.begin(cell)
-        bar.up, bar.down, bar.accuracy = bar.up + outcome.bytes_up, bar.down + outcome.bytes_down, outcome.accuracy
+        bar.up, bar.down = bar.up + outcome.bytes_up, bar.down + outcome.bytes_down
+        bar.accuracy = cell.result(outcome)
         strategy = f" · strategy {outcome.strategy}" if outcome.strategy else ""
         facts = f"{100 * bar.accuracy:5.2f}% · ↑ {terminal.size(bar.up)} ↓ {terminal.size(bar.down)}{strategy}"
         self._progress.update(bar.task, completed=outcome.round, facts=facts)

@@ -123,9 +123,12 @@ class Server:
     def rounds(self) -> list[Round]:
         return read_rounds(self.out / "rounds.jsonl")[0]
 
-    def bytes(self) -> list[dict[str, Any]]:
-        lines = (self.out / "network" / "bytes.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+    def bytes(self, rounds: int = 0) -> list[dict[str, Any]]:
+        """The bytes of each round; of at least `rounds`, whose lines come a moment after their records."""
+        file = self.out / "network" / "bytes.jsonl"
+        wait(lambda: file.read_bytes().count(b"\n") >= rounds, 10, f"the bytes of {rounds} rounds")
+        whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
 
     def model(self) -> dict[str, Tensor]:
         return load_file(self.out / "last.safetensors")
