@@ -54,7 +54,7 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
 
 def _summary_row(group: Group) -> tuple[str, ...]:
     cell = cell_of(group)
-    validation, bits, one = group.validation(), group.bits_up(), group.strategy_one()
+    one = group.strategy_one()
     return (
         f"{cell.data}, {cell.split}",
         cell.model,
@@ -64,10 +64,10 @@ def _summary_row(group: Group) -> tuple[str, ...]:
         seeds_text(group),
         accuracy_text(group),
         paper_text(group),
-        NONE if validation is None else validation.text(),
+        _validation_text(group),
         *(_megabytes(group, way) for way in ("up", "down")),
         *(NONE if (times := group.compression(way)) is None else f"{times:.1f}" for way in ("up", "down")),
-        NONE if bits is None else f"{bits:.3f}",
+        _bits_text(group),
         NONE if one is None else f"{100 * one:.3g}",
         f"{100 * group.skipped():.1f}" if group.algorithm == "cmfl" and group.length else NONE,
     )
@@ -119,7 +119,7 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
     )  # fmt: skip
     rows = []
     for number, group in enumerate(found):
-        value, bits, one = group.validation(), group.bits_up(), group.strategy_one()
+        value, one = group.validation(), group.strategy_one()
         apart = NONE if full is None or value is None or number == 0 else f"{value.mean - full.mean:+.2f}"
         cell = cell_of(group)
         rows.append(
@@ -128,9 +128,9 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
                 cell.text(),
                 rounds_label(group),
                 seeds_text(group),
-                NONE if value is None else value.text(),
+                _validation_text(group),
                 apart,
-                NONE if bits is None else f"{bits:.3f}",
+                _bits_text(group),
                 NONE if one is None else f"{100 * one:.3g}",
             )
         )
@@ -161,9 +161,10 @@ def search(groups: Sequence[Group]) -> Sheet | None:
             rounds_label(group),
             _title(group),
             seeds_text(group),
-            *(NONE if (value := group.validation(last)) is None else value.text() for last in (3, 1)),
+            _validation_text(group, 3),
+            _validation_text(group),
             *(_megabytes(group, way) for way in ("up", "down")),
-            NONE if (bits := group.bits_up()) is None else f"{bits:.3f}",
+            _bits_text(group),
         )
         for group in found
     )
@@ -305,6 +306,14 @@ def beta(group: Group) -> float:
 def _one(groups: Sequence[Group]) -> Group | None:
     """Of several that a table cannot tell apart, the one with the most seeds."""
     return max(groups, key=lambda group: (group.finished, len(group.shown)), default=None)
+
+
+def _validation_text(group: Group, rounds: int = 1) -> str:
+    return NONE if (value := group.validation(rounds)) is None else value.text()
+
+
+def _bits_text(group: Group) -> str:
+    return NONE if (bits := group.bits_up()) is None else f"{bits:.3f}"
 
 
 def _megabytes(group: Group, way: str) -> str:
