@@ -14,9 +14,9 @@ import torch
 
 from ternfed.algorithms import cmfl
 from ternfed.data.sets import load
-from ternfed.federation import open_federation
-from ternfed.rows import find_rows
-from ternfed.simulate import play
+from ternfed.engines.simulate import play
+from ternfed.paper.rows import find_rows
+from ternfed.round.federation import open_federation
 
 
 def relevances(name: str, data: Path | None, rounds: int, device: str) -> list[float]:

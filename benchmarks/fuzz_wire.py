@@ -25,7 +25,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
     Message,
     Reference,

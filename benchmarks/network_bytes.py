@@ -22,7 +22,7 @@ KEYS = ("payload_down", "payload_up", "socket_down", "socket_up")
 def measure(place: Path, algorithm: str, clients: int, rounds: int, settings: list[str]) -> dict[str, float]:
     out = place / algorithm
     given = ["federation.participation=1.0", f"federation.rounds={rounds}", *settings, f"algorithm.name={algorithm}"]
-    command = [sys.executable, "-m", "ternfed.flower", "server", "--local", str(clients), "--out", str(out)]
+    command = [sys.executable, "-m", "ternfed", "server", "--local", str(clients), "--out", str(out)]
     command += [word for setting in given for word in ("--set", setting)]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     lines = (out / "network" / "bytes.jsonl").read_text(encoding="utf-8").splitlines()[1:]

@@ -46,7 +46,7 @@ def own_rounds(place: Path, nodes: int, rounds: int) -> list[float]:
     """Seconds of each round of `ternfed server --local`."""
     out = place / "run"
     settings = [f"federation.rounds={rounds}", "federation.participation=1.0", "training.epochs=1"]
-    command = [sys.executable, "-m", "ternfed.flower", "server", "--local", str(nodes), "--out", str(out)]
+    command = [sys.executable, "-m", "ternfed", "server", "--local", str(nodes), "--out", str(out)]
     command += [word for setting in settings for word in ("--set", setting)]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     lines = (out / "timing.jsonl").read_text(encoding="utf-8").splitlines()

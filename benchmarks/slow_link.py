@@ -115,7 +115,7 @@ def run(algorithm: str, options: argparse.Namespace, place: Path, addresses: lis
     file = folder / "experiment.toml"
     file.write_text(experiment(algorithm, options.clients, options.rounds, options.model), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-    ternfed = [sys.executable, "-m", "ternfed.flower"]
+    ternfed = [sys.executable, "-m", "ternfed"]
     hosts = [word for address in addresses for word in ("--host", address)]
     certs = [str(folder / "certs"), *hosts, "--clients", str(options.clients)]
     subprocess.run([*ternfed, "certs", "init", *certs], check=True, capture_output=True, env=environment)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ternfed.models import mlp
-from ternfed.ternary import (
+from ternfed.quantize.ternary import (
     TTQ,
     Quantizer,
     Rule,

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from ternfed.data.sets import from_arrays as from_arrays
     from ternfed.data.sets import from_hub as from_hub
     from ternfed.data.sets import load as load
-    from ternfed.experiment import Experiment as Experiment
-    from ternfed.layers import freeze as freeze
-    from ternfed.layers import parameter_groups as parameter_groups
-    from ternfed.layers import ternarize_ as ternarize_
-    from ternfed.layers import ternary_weights as ternary_weights
-    from ternfed.simulate import federate as federate
-    from ternfed.ternary import FTTQ as FTTQ
-    from ternfed.ternary import TTQ as TTQ
-    from ternfed.ternary import TWN as TWN
-    from ternfed.ternary import Quantizer as Quantizer
-    from ternfed.ternary import Ternary as Ternary
+    from ternfed.engines.simulate import federate as federate
+    from ternfed.experiment.experiment import Experiment as Experiment
+    from ternfed.quantize.layers import freeze as freeze
+    from ternfed.quantize.layers import parameter_groups as parameter_groups
+    from ternfed.quantize.layers import ternarize_ as ternarize_
+    from ternfed.quantize.layers import ternary_weights as ternary_weights
+    from ternfed.quantize.ternary import FTTQ as FTTQ
+    from ternfed.quantize.ternary import TTQ as TTQ
+    from ternfed.quantize.ternary import TWN as TWN
+    from ternfed.quantize.ternary import Quantizer as Quantizer
+    from ternfed.quantize.ternary import Ternary as Ternary
     from ternfed.wire import Message as Message
     from ternfed.wire import decode as decode
     from ternfed.wire import encode as encode
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "data.sets": ("from_arrays", "from_hub", "load"),
-    "experiment": ("Experiment",),
-    "layers": ("freeze", "parameter_groups", "ternarize_", "ternary_weights"),
-    "simulate": ("federate",),
-    "ternary": ("FTTQ", "TTQ", "TWN", "Quantizer", "Ternary"),
+    "experiment.experiment": ("Experiment",),
+    "quantize.layers": ("freeze", "parameter_groups", "ternarize_", "ternary_weights"),
+    "engines.simulate": ("federate",),
+    "quantize.ternary": ("FTTQ", "TTQ", "TWN", "Quantizer", "Ternary"),
     "wire": ("Message", "decode", "encode", "load_tern", "save_tern"),
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}

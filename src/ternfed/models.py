@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 
-class _Flatten(nn.Module):
+class Flatten(nn.Module):
     """(N, …) to (N, features); an input of another size is an error that says so, not a failed matrix product."""
 
     def __init__(self, features: int) -> None:
@@ -50,7 +50,7 @@ def mlp(
     """
     if activation not in ("relu", "none"):
         raise ValueError(f"activation is {activation!r}; allowed are 'relu' and 'none'")
-    parts: OrderedDict[str, nn.Module] = OrderedDict(flatten=_Flatten(inputs))
+    parts: OrderedDict[str, nn.Module] = OrderedDict(flatten=Flatten(inputs))
     for index, (fan_in, fan_out) in enumerate(pairwise((inputs, *hidden, classes)), start=1):
         if index > 1 and activation == "relu":
             parts[f"relu{index - 1}"] = nn.ReLU()
@@ -76,7 +76,7 @@ def cnn(channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:
             parts[f"pool{index}"] = nn.MaxPool2d(2)
     features = 256 * (size // 8) ** 2
     parts |= OrderedDict(
-        flatten=_Flatten(features),
+        flatten=Flatten(features),
         linear1=nn.Linear(features, 20),
         relu6=nn.ReLU(),
         linear2=nn.Linear(20, 10),

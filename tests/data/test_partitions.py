@@ -89,7 +89,7 @@ def test_the_same_generator_gives_the_same_parts_and_another_gives_others(divide
 def test_iid_parts_differ_by_at_most_one_sample_and_mix_all_classes() -> None:
     parts = iid(BALANCED, 7, generator())
     assert max(sizes(parts)) - min(sizes(parts)) <= 1
-    # A part of 428 or 429 holds 43 of each class, with a hypergeometric deviation of 5.7: this is four of them.
+    # A part of 428 or 429 holds 43 of each class, with a hypergeometric std of 5.7: this is four of them.
     assert (histogram(BALANCED, parts, 10) - 43).abs().max() < 23
 
 

@@ -66,7 +66,7 @@ def test_mnist_is_whole(real_data: Path) -> None:
     assert mnist.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
     pixels = mnist.train.inputs.double() / 255
     assert (round(pixels.mean().item(), 4), round(pixels.std().item(), 4)) == (0.1307, 0.3081)
-    assert (mnist.classes, mnist.mean, mnist.deviation, mnist.augment) == (10, (0.1307,), (0.3081,), None)
+    assert (mnist.classes, mnist.mean, mnist.std, mnist.augment) == (10, (0.1307,), (0.3081,), None)
 
 
 def test_cifar10_is_whole(real_data: Path) -> None:
@@ -79,7 +79,7 @@ def test_cifar10_is_whole(real_data: Path) -> None:
     means = [channel.double().mean().item() / 255 for channel in cifar.train.inputs.unbind(1)]
     assert [round(mean, 4) for mean in means] == [0.4914, 0.4822, 0.4465]
     assert cifar.mean == (0.4914, 0.4824, 0.4467)
-    assert cifar.deviation == (0.247, 0.244, 0.262)
+    assert cifar.std == (0.247, 0.244, 0.262)
     assert cifar.augment == sets.Augment(padding=4, flip=True)
 
 
@@ -91,7 +91,7 @@ def test_digits_are_split_the_same_way_everywhere() -> None:
     assert torch.equal(digits.train.inputs * 16, (digits.train.inputs * 16).round())
     assert (digits.train.inputs.min(), digits.train.inputs.max()) == (0, 1)
     assert round(digits.train.inputs.double().mean().item(), 4) == digits.mean[0]
-    assert round(digits.train.inputs.double().std().item(), 4) == digits.deviation[0]
+    assert round(digits.train.inputs.double().std().item(), 4) == digits.std[0]
     assert same(digits, load("digits"))
 
 
@@ -311,7 +311,7 @@ def test_arrays_keep_bytes_as_bytes_and_measure_their_channels() -> None:
     data = from_arrays("mine", pixels, [0, 1, 0, 1], pixels, [0, 1, 0, 1])
     assert data.train.inputs.dtype == torch.uint8
     assert data.mean == (0.5, 0.0)
-    assert data.deviation == (0.5, 1.0)  # a channel that never changes is not divided by zero
+    assert data.std == (0.5, 1.0)  # a channel that never changes is not divided by zero
 
 
 def test_grey_images_get_their_channel_and_tensors_are_taken_as_well() -> None:

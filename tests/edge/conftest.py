@@ -8,10 +8,10 @@ import pytest
 
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
-from ternfed.experiment import Experiment
-from ternfed.federation import open_federation
-from ternfed.runs import RunFolder, summarise
-from ternfed.simulate import record
+from ternfed.engines.simulate import record
+from ternfed.experiment.experiment import Experiment
+from ternfed.round.federation import open_federation
+from ternfed.runs.folder import RunFolder, summarise
 
 
 @pytest.fixture(scope="session")

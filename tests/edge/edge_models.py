@@ -8,8 +8,8 @@ from torch import nn
 from ternfed.data.images import normalise
 from ternfed.data.values import DataSet
 from ternfed.edge import Inputs, Trained, trained
-from ternfed.layers import parameter_groups, ternarize_, ternary_names
-from ternfed.ternary import Quantizer, requantize
+from ternfed.quantize.layers import parameter_groups, ternarize_, ternary_names
+from ternfed.quantize.ternary import Quantizer, requantize
 
 
 def with_two_scales(network: nn.Module) -> nn.Module:
@@ -30,7 +30,7 @@ def with_statistics(network: nn.Module, data: DataSet, seed: int = 0) -> Trained
             nn.init.normal_(module.bias, std=0.3)
     with torch.no_grad():
         for images in data.train.inputs[:256].split(64):
-            network(normalise(images, data.mean, data.deviation))
+            network(normalise(images, data.mean, data.std))
     return trained(network, Inputs.of(data))
 
 
@@ -39,7 +39,7 @@ def briefly_trained(network: nn.Module, data: DataSet, samples: int, quantizer: 
     torch.manual_seed(0)
     prepared = ternarize_(network, quantizer)
     optimizer = torch.optim.Adam(parameter_groups(prepared, 0.002, factors=0.1))
-    inputs = normalise(data.train.inputs[:samples], data.mean, data.deviation)
+    inputs = normalise(data.train.inputs[:samples], data.mean, data.std)
     for chosen in torch.randperm(samples).split(64):
         optimizer.zero_grad()
         nn.functional.cross_entropy(prepared(inputs[chosen]), data.train.labels[chosen]).backward()

@@ -7,8 +7,8 @@ import torch
 
 from ternfed.bench.edge import SIDES, measure, table
 from ternfed.edge import Inputs, trained
-from ternfed.layers import ternarize_
 from ternfed.models import mlp
+from ternfed.quantize.layers import ternarize_
 
 pytest.importorskip("onnxscript", reason="the extra [edge]")
 

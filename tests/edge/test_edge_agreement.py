@@ -17,7 +17,7 @@ from ternfed.data.images import normalise
 from ternfed.data.values import DataSet, Samples
 from ternfed.edge import Trained, export, inspect, open_model, predict, summarise
 from ternfed.models import cnn, mlp, resnet18
-from ternfed.ternary import TTQ
+from ternfed.quantize.ternary import TTQ
 
 pytest.importorskip("onnxruntime", reason="the extra [edge]")
 pytest.importorskip("onnxscript", reason="the extra [edge]")
@@ -40,7 +40,7 @@ def compare(model: Trained, samples: Samples, path: Path) -> Compared:
     found = summarise(predict(open_model(export(model, path).path), samples.inputs.numpy(), batch=100)).classes
     with torch.no_grad():
         batches = [
-            model.network(normalise(images, model.inputs.mean, model.inputs.deviation))
+            model.network(normalise(images, model.inputs.mean, model.inputs.std))
             for images in samples.inputs.split(100)
         ]
     best = torch.cat(batches).topk(2)

@@ -30,8 +30,8 @@ from ternfed.edge import (
     trained,
     write_predictions,
 )
-from ternfed.layers import ternarize_, ternary_weights
-from ternfed.runs import RunError, read_run
+from ternfed.quantize.layers import ternarize_, ternary_weights
+from ternfed.runs.folder import RunError, read_run
 
 LAYERS = Inputs((6,))
 

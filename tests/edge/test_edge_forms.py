@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ternfed.edge.forms import BLOCK, Piece, pack_trits, product, unpack_function, unpacked
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 
 onnx = pytest.importorskip("onnx", reason="the extra [edge]")
 ort = pytest.importorskip("onnxruntime", reason="the extra [edge]")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ternfed.data.images import normalise
 from ternfed.edge import Inputs, ModelError, Trained, export, inspect, open_model, trained
-from ternfed.layers import ternarize_
 from ternfed.models import cnn, resnet18
+from ternfed.quantize.layers import ternarize_
 
 onnx = pytest.importorskip("onnx", reason="the extra [edge]")
 pytest.importorskip("onnxruntime", reason="the extra [edge]")
@@ -44,7 +44,7 @@ def resnet_file(small_resnet: Trained, tmp_path_factory: pytest.TempPathFactory)
 
 def logits(model: Trained, samples: Tensor) -> np.ndarray:
     with torch.no_grad():
-        result: np.ndarray = model.network(normalise(samples, model.inputs.mean, model.inputs.deviation)).numpy()
+        result: np.ndarray = model.network(normalise(samples, model.inputs.mean, model.inputs.std)).numpy()
     return result
 
 

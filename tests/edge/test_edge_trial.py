@@ -71,6 +71,6 @@ def test_three_commands_lead_from_a_run_to_predictions_in_a_fresh_environment(
     assert found.returncode == 0, found.stderr
     model = from_run(finished_run)
     with torch.no_grad():
-        ready = (samples - model.inputs.mean[0]) / model.inputs.deviation[0]
+        ready = (samples - model.inputs.mean[0]) / model.inputs.std[0]
         wanted = model.network(ready).argmax(1).tolist()
     assert [int(word) for word in re.findall(r"\d+", found.stdout)] == wanted

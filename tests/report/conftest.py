@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from report_runs import real_run, row
 
-from ternfed.rows import Row
+from ternfed.paper.rows import Row
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_revision() -> Iterator[None]:
     """Asking git three times a folder would be most of the time of these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ternfed.environment._revision", lambda: "abc")
+        patch.setattr("ternfed.runs.environment._revision", lambda: "abc")
         yield
 
 
@@ -46,7 +46,7 @@ def rows() -> dict[str, Row]:
     """The rows that these runs are of."""
     shown = [row("digits-central", "centralized", "iid", paper=97.5)]
     for algorithm in ("fedavg", "tfedavg", "cmfl"):
-        shown.append(row(f"digits-iid-{algorithm}", "iid", "convergence", paper=90.5, paper_deviation=0.25))
+        shown.append(row(f"digits-iid-{algorithm}", "iid", "convergence", paper=90.5, paper_std=0.25))
         shown.append(row(f"digits-nc2-{algorithm}", "non-iid", "distributions", paper=80.5))
     shown += [row(f"participation-{share}", "participation") for share in (0.2, 0.6)]
     shown += [row(f"balance-{beta}", "balance") for beta in (0.3, 1.0)]

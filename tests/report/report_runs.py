@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ternfed.data.sets import load
-from ternfed.experiment import Experiment
-from ternfed.federation import open_federation
-from ternfed.records import Round
-from ternfed.rows import Reproduce, Row
-from ternfed.runs import RunFolder, summarise
-from ternfed.simulate import record
+from ternfed.engines.simulate import record
+from ternfed.experiment.experiment import Experiment
+from ternfed.paper.rows import Reproduce, Row
+from ternfed.round.federation import open_federation
+from ternfed.runs.folder import RunFolder, summarise
+from ternfed.runs.records import Round
 
 TINY = (
     "data.dataset=digits", "model.hidden=[12, 12, 12, 12, 12]", "federation.clients=5", "federation.participation=1",

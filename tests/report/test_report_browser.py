@@ -11,8 +11,8 @@ from report_browser import Browser, browser, programs
 from report_runs import known_run
 from test_report_page import FIGURES, hostile_run
 
+from ternfed.paper.rows import Row
 from ternfed.report.write import write_report
-from ternfed.rows import Row
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.skipif(programs() is None, reason="needs chromium and chromedriver, and one is not installed")

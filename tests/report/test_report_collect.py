@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from report_runs import known_run, real_run, row
 
+from ternfed.paper.rows import find_rows
 from ternfed.report.collect import Group, collect
-from ternfed.rows import find_rows
-from ternfed.runs import RunError
+from ternfed.runs.folder import RunError
 
 BASE = ("data.dataset=mnist", "algorithm.name=fedavg", "federation.rounds=2")
 
@@ -38,7 +38,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group_with_mean_and_deviat
 def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
     value = only(known_run(tmp_path / "one", BASE, [{}, {"accuracy": 0.5}])).accuracy()
     assert value is not None
-    assert (value.deviation, value.text()) == (None, "50.00")
+    assert (value.std, value.text()) == (None, "50.00")
 
 
 def test_runs_are_found_at_any_depth_and_a_folder_named_twice_counts_once(tmp_path: Path) -> None:

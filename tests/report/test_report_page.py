@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from report_runs import known_run, real_run
 from typer.testing import CliRunner, Result
 
-from ternfed.cli import app
-from ternfed.experiment import Experiment
+from ternfed.cli.app import app
+from ternfed.experiment.experiment import Experiment
+from ternfed.paper.rows import Row
 from ternfed.report.style import slug, spread
 from ternfed.report.write import Written, write_report
-from ternfed.rows import Row
 
 pytest.importorskip("matplotlib")
 

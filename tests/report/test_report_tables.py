@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import known_run, row
 
+from ternfed.paper.rows import Row
+from ternfed.paper.targets import targets
 from ternfed.report import accuracy, costs
 from ternfed.report.collect import Elapsed, Group, collect
 from ternfed.report.tables import Sheet, into_page
-from ternfed.report.targets import targets
-from ternfed.rows import Row
 
 CIFAR = ("data.dataset=cifar10", "training.epochs=1")
 MNIST = ("data.dataset=mnist", "training.epochs=1")
@@ -67,7 +67,7 @@ class TestSummary:
     def test_the_papers_number_stands_beside_ours_where_a_row_has_it(self, tmp_path: Path) -> None:
         add(tmp_path / "a", MNIST, "name=mine")
         add(tmp_path / "b", MNIST, "name=own", "training.rate=0.5")
-        rows = {"mine": row("mine", "iid", paper=91.95, paper_deviation=0.11)}
+        rows = {"mine": row("mine", "iid", paper=91.95, paper_std=0.11)}
         sheet = accuracy.summary(groups(tmp_path, rows))
         assert sheet is not None
         assert sorted(row[sheet.headings.index("paper (%)")] for row in sheet.rows) == ["91.95 ± 0.11", "–"]
@@ -110,7 +110,7 @@ class TestAccuracies:
     def test_the_papers_row_stands_below_ours(self, tmp_path: Path) -> None:
         add(tmp_path / "a", MNIST, "name=f", "algorithm.name=fedavg", accuracies=(0.9, 0.9))
         add(tmp_path / "b", MNIST, "name=t", accuracies=(0.91, 0.93))
-        rows = {"f": row("f", "iid", paper=90.63, paper_deviation=0.17), "t": row("t", "iid", paper=91.95)}
+        rows = {"f": row("f", "iid", paper=90.63, paper_std=0.17), "t": row("t", "iid", paper=91.95)}
         sheet = accuracy.iid(groups(tmp_path, rows))
         assert cells(sheet, "MNIST, MLP") == {
             "FedAvg": "90.00 ± 0.00",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from wire_samples import CODECS, other_codes, small
 
 from ternfed import wire
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
     Message,
     MissingReference,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_samples import CODECS, drift, messages, only, other_codes, small, ternary, trits
 
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Kind, Message, Schema, Slot, decode, encode, read_header, reference_of, same, schema_of
 
 

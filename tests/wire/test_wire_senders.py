@@ -5,7 +5,7 @@ import pytest
 import torch
 from wire_samples import small, ternary
 
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Kind, Message, MessageError, Schema, Slot, decode, encode, reference_of, schema_of
 
 MESSAGE, CODES = small()

@@ -6,8 +6,8 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from ternary_digits.task import make_model, part_of
-from ternfed.flower.parts import ternary_mod
-from ternfed.layers import freeze, parameter_groups, ternarize_
+from ternfed.engines.flower.strategy import ternary_mod
+from ternfed.quantize.layers import freeze, parameter_groups, ternarize_
 
 app = ClientApp(mods=[ternary_mod(make_model)])
 

@@ -5,7 +5,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from ternary_digits.task import accuracy, make_model
-from ternfed.flower.parts import TernaryStrategy
+from ternfed.engines.flower.strategy import TernaryStrategy
 
 app = ServerApp()
 

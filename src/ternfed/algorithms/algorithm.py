@@ -1,6 +1,6 @@
 """What an algorithm is: a value made of functions, and the few values they exchange.
 
-A round, whoever carries the bytes (`rounds.py` walks it):
+A round, whoever carries the bytes (`round/exchange.py` walks it):
 
     server: broadcast(server, held) ─▶ Message
     client: start(Message, memory, draw) ─▶ Local ─▶ training ─▶ finish(Local, Message, memory) ─▶ Message
@@ -16,8 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ternfed.layers import Predicate, ternary_names
-from ternfed.ternary import Quantizer, Ternary
+from ternfed.quantize.layers import Predicate, ternary_names
+from ternfed.quantize.ternary import Quantizer, Ternary
 from ternfed.wire import Kind, Message, Schema, Slot
 
 Weights = dict[str, Tensor]
@@ -178,7 +178,7 @@ class Helpers:
     judge: Judge
     statistics: Callable[[Weights], Weights]
     """The weights with BatchNorm statistics recomputed on data held out on the server."""
-    passes: Callable[[float], bool] = lambda share: False
+    reaches_share: Callable[[float], bool] = lambda share: False
     """Whether the run passes this share of its rounds with the one that ends."""
 
 

@@ -24,7 +24,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
     split,
 )
-from ternfed.algorithms.statistics import Statistics, recounts, settle
+from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.wire import Kind, Message
 
 
@@ -49,7 +49,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
         if not uploads.average:
             return server
-        return Server(settle(uploads.average, network, settings.statistics, helpers))
+        return Server(with_statistics(uploads.average, network, settings.statistics, helpers))
 
     return Algorithm(
         name="fedavg",

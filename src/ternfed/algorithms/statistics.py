@@ -27,7 +27,7 @@ def recounts(choice: Statistics, network: Network) -> bool:
     return choice is not Statistics.AVERAGE and network.has_statistics
 
 
-def settle(weights: Weights, network: Network, choice: Statistics, helpers: Helpers) -> Weights:
+def with_statistics(weights: Weights, network: Network, choice: Statistics, helpers: Helpers) -> Weights:
     """The model with the statistics it is to have."""
     if not recounts(choice, network):
         return weights

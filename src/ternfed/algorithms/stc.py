@@ -28,7 +28,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
     split,
 )
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Message
 
 

@@ -33,8 +33,8 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
     split,
 )
-from ternfed.algorithms.statistics import Statistics, recounts, settle
-from ternfed.ternary import (
+from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
+from ternfed.quantize.ternary import (
     FactorGradient,
     Quantizer,
     Rule,
@@ -229,8 +229,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         wanted = {n: _with_lost(average[n], server.memory.get(f"lost/{n}")) for n in names}
         ternary = requantized(wanted)
         dense = {name: value.dense() for name, value in ternary.items()}
-        full = settle(average, network, settings.statistics, helpers)
-        quantized = settle({**average, **dense}, network, settings.statistics, helpers)
+        full = with_statistics(average, network, settings.statistics, helpers)
+        quantized = with_statistics({**average, **dense}, network, settings.statistics, helpers)
         best = server.memory.get("best", torch.zeros(()))
         if settings.judging is Judging.SERVER:
             collapsed = helpers.judge(quantized) < helpers.judge(full) - settings.tolerance
@@ -240,7 +240,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         else:
             collapsed = False
         memory = {"best": best} if settings.judging is Judging.CLIENTS else {}
-        if collapsed or any(helpers.passes(share) for share in settings.full_at):
+        if collapsed or any(helpers.reaches_share(share) for share in settings.full_at):
             return Server(full, {}, memory, {"strategy": "II"})
         if settings.error_feedback:
             memory |= {f"lost/{n}": settings.error_feedback * _lost(wanted[n], ternary[n].codes) for n in names}

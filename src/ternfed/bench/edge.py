@@ -23,9 +23,9 @@ from torch import nn
 from ternfed.edge import Inputs, Trained, export, trained
 from ternfed.edge.graph import INPUT, float_onnx, to_onnx
 from ternfed.edge.predict import session
-from ternfed.layers import Predicate, ternary_names
 from ternfed.models import cnn, mlp, resnet18
-from ternfed.ternary import requantize, twn
+from ternfed.quantize.layers import Predicate, ternary_names
+from ternfed.quantize.ternary import requantize, twn
 
 BATCHES = (1, 64)
 BLOCK_SECONDS = 0.02
@@ -44,7 +44,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Target:
+class Promise:
     """What should hold, what was measured, and whether it does."""
 
     what: str
@@ -59,7 +59,7 @@ class EdgeCase:
     sides: tuple[Side, ...]
     gains: tuple[tuple[float, float, float], ...]
     """fp32 ONNX / ternary ONNX at each batch: lower quartile, median and upper quartile over neighbouring blocks."""
-    targets: tuple[Target, ...]
+    targets: tuple[Promise, ...]
 
 
 def run(seconds: float = 8.0) -> Iterator[EdgeCase]:
@@ -93,12 +93,12 @@ def measure(name: str, model: Trained, seconds: float, smaller: float = 0, faste
     )
     targets = []
     if smaller:
-        targets.append(Target(f"file 1/{smaller:g}: 1/{sizes[1] / sizes[2]:.1f}", sizes[1] >= smaller * sizes[2]))
+        targets.append(Promise(f"file 1/{smaller:g}: 1/{sizes[1] / sizes[2]:.1f}", sizes[1] >= smaller * sizes[2]))
     if faster:
-        targets.append(Target(f"{faster:g}× at batch 1: {_spread(gains[0])}", gains[0][1] >= faster))
+        targets.append(Promise(f"{faster:g}× at batch 1: {_spread(gains[0])}", gains[0][1] >= faster))
     for batch, gain in zip(BATCHES, gains, strict=True):
         # Equal speed measures as 1 ± noise: slower is what three quarters of the blocks say is slower.
-        targets.append(Target(f"not slower at batch {batch}: {_spread(gain)}", gain[2] >= 1))
+        targets.append(Promise(f"not slower at batch {batch}: {_spread(gain)}", gain[2] >= 1))
     return EdgeCase(name, tuple(sides), tuple(gains), tuple(targets))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ternfed.bench.edge import BATCHES, turns
 from ternfed.edge.forms import BLOCK, Piece, product
 from ternfed.edge.predict import session
-from ternfed.ternary import Ternary, requantize, twn
+from ternfed.quantize.ternary import Ternary, requantize, twn
 
 BLOCKS = (16, 32, 64, 128, 256)
 SIZES = (256, 512, 1024, 2048, 4096)

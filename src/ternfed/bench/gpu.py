@@ -16,12 +16,12 @@ from itertools import product
 import torch
 
 from ternfed.algorithms.algorithm import Local, Network, Training
-from ternfed.captured import train_captured
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.models import build
-from ternfed.ternary import Quantizer, start_factors
-from ternfed.training import Feed, Work
+from ternfed.quantize.ternary import Quantizer, start_factors
+from ternfed.training.captured import train_captured
+from ternfed.training.work import TrainingData, Work
 
 BATCH, STEPS, CALLS = 64, 150, 3
 EPOCHS = {"float32": 1, "bfloat16": 5}
@@ -63,7 +63,7 @@ def run(
         yield measure(model, precision, count, with_compiler, feed)
 
 
-def measure(model: str, precision: str, clients: int, compiled: bool, feed: Feed) -> Timing:
+def measure(model: str, precision: str, clients: int, compiled: bool, feed: TrainingData) -> Timing:
     """FedAvg and T-FedAvg in turns."""
     network = Network.of(build(model))
     plain = Training("adam", rate=0.002, epochs=EPOCHS[precision], batch=BATCH, precision=precision)
@@ -107,14 +107,14 @@ def table(rows: list[Timing]) -> str:
     return "\n".join(lines)
 
 
-def _random_feed(count: int, device: str) -> Feed:
+def _random_feed(count: int, device: str) -> TrainingData:
     source = torch.Generator(device).manual_seed(0)
     images = torch.randint(256, (count, 3, 32, 32), generator=source, dtype=torch.uint8, device=device)
     labels = torch.randint(10, (count,), generator=source, device=device)
-    return Feed(Samples(images, labels), (0.4914, 0.4824, 0.4467), (0.247, 0.244, 0.262), Augment())
+    return TrainingData(Samples(images, labels), (0.4914, 0.4824, 0.4467), (0.247, 0.244, 0.262), Augment())
 
 
-def _work(network: Network, training: Training, feed: Feed, client: int) -> Work:
+def _work(network: Network, training: Training, feed: TrainingData, client: int) -> Work:
     tensors = network.weights()
     weights = {name: tensors[name] for name in network.parameters}
     factors = {}

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ternfed.algorithms.algorithm import Local, Network, Training
-from ternfed.batched import train_batched
 from ternfed.data.values import Samples
 from ternfed.models import mlp
-from ternfed.ternary import Quantizer, start_factors
-from ternfed.training import Feed, Work, train_one
+from ternfed.quantize.ternary import Quantizer, start_factors
+from ternfed.training.batched import train_batched
+from ternfed.training.plain import train_one
+from ternfed.training.work import TrainingData, Work
 
 CLIENTS, SAMPLES, EPOCHS, BATCH, RATE = 10, 600, 5, 64, 0.01
 FEDJAX = "TERNFED_FEDJAX_PYTHON"
@@ -95,7 +96,7 @@ def _sides() -> dict[str, Callable[[], object]]:
     parts = list(torch.arange(CLIENTS * SAMPLES).view(CLIENTS, SAMPLES))
     torch.manual_seed(0)
     network = Network.of(mlp())
-    feed = Feed(Samples(inputs, labels), (0.0,), (1.0,))
+    feed = TrainingData(Samples(inputs, labels), (0.0,), (1.0,))
     quantizer = Quantizer()
     fedavg = Training(rate=RATE, epochs=EPOCHS, batch=BATCH)
     tfedavg = Training(rate=RATE, epochs=EPOCHS, batch=BATCH, quantizer=quantizer, ternary=network.ternary)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ternfed.layers import parameter_groups, ternarize_
 from ternfed.models import mlp, resnet18
+from ternfed.quantize.layers import parameter_groups, ternarize_
 
 BATCH = 64
 

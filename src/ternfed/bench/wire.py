@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ternfed.bench.rivals import codecs as every_codec
 from ternfed.bench.rivals import golomb_bits
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Message, Schema, ans, decode, encode, read_header, reference_of, schema_of, zstd
 from ternfed.wire import dense as planes_of
 from ternfed.wire.reference import Reference, Trits
@@ -99,7 +99,7 @@ class DenseRow:
 
 
 @dataclass(frozen=True)
-class Target:
+class Promise:
     """A promise of docs/wire.md and what was measured."""
 
     what: str
@@ -117,7 +117,7 @@ class Report:
     references: tuple[ReferenceRow, ...]
     messages: tuple[MessageRow, ...]
     dense: tuple[DenseRow, ...]
-    targets: tuple[Target, ...]
+    targets: tuple[Promise, ...]
 
 
 def run(size: int = 50_000_000, *, repeats: int = 3, epoch: bool = True) -> Report:
@@ -183,7 +183,7 @@ def reference_row(drift: float, repeats: int, size: int = RESNET_TRITS) -> Refer
 
 
 def dense_row(kind: str, size: int = 6_000) -> DenseRow:
-    """The size of a small network's layer, normal with a deviation of 0.05."""
+    """The size of a small network's layer, normal with a std of 0.05."""
     weight = torch.from_numpy(np.random.default_rng(3).normal(0, 0.05, size)).to(getattr(torch, kind))
     planes = weight.view(torch.uint8).numpy().reshape(size, -1).T.copy()
     sizes = [
@@ -255,7 +255,7 @@ def _overhead(data: bytes, message: Message, schema: Schema, reference: Referenc
 
 def targets(
     codecs: Sequence[CodecRow], references: Sequence[ReferenceRow], messages: Sequence[MessageRow], epoch: bool
-) -> list[Target]:
+) -> list[Promise]:
     """The promises, each with its worst case."""
     mine = [row for row in codecs if row.codec == "ans"]
     packed = [row for row in codecs if row.codec == "base3"]
@@ -265,24 +265,24 @@ def targets(
     writes, reads = min(row.encode / row.memcpy for row in packed), min(row.decode / row.memcpy for row in packed)
     headers, memory = max(row.overhead for row in messages), max(row.memory for row in messages[1:])
     out = [
-        Target("`ans` above entropy, worst share of zeros", "≤ 1%", f"{above:.2%}", above <= 0.01),
-        Target("given a reference, above conditional entropy + 64 bytes", "≤ 1%", f"{given:.2%}", given <= 0.01),
-        Target("header and model of a message", "≤ 64 bytes", f"{headers:.0f} bytes", headers <= 64),
-        Target("`base3` encoding / memcpy", "≥ 0.3", f"{writes:.2f}", writes >= 0.3),
-        Target("`base3` decoding / memcpy", "≥ 0.1", f"{reads:.2f}", reads >= 0.1),
+        Promise("`ans` above entropy, worst share of zeros", "≤ 1%", f"{above:.2%}", above <= 0.01),
+        Promise("given a reference, above conditional entropy + 64 bytes", "≤ 1%", f"{given:.2%}", given <= 0.01),
+        Promise("header and model of a message", "≤ 64 bytes", f"{headers:.0f} bytes", headers <= 64),
+        Promise("`base3` encoding / memcpy", "≥ 0.3", f"{writes:.2f}", writes >= 0.3),
+        Promise("`base3` decoding / memcpy", "≥ 0.1", f"{reads:.2f}", reads >= 0.1),
         _rate("`ans` encoding", 300, min(row.encode for row in mine)),
         _rate("`ans` decoding", 150, min(row.decode for row in mine)),
-        Target("peak extra memory / trits", "≤ 3", f"{memory:.2f}", memory <= 3),
+        Promise("peak extra memory / trits", "≤ 3", f"{memory:.2f}", memory <= 3),
     ]
     if epoch:
         upload = max(row.encode_ms for row in messages if "ResNet" in row.name) / 1e3
         share = upload / (EPOCH_STEPS * resnet_step())
-        out.append(Target("encoding ResNet18*'s upload / one local epoch", "≤ 1%", f"{share:.4%}", share <= 0.01))
+        out.append(Promise("encoding ResNet18*'s upload / one local epoch", "≤ 1%", f"{share:.4%}", share <= 0.01))
     return out
 
 
-def _rate(what: str, promised: float, measured: float) -> Target:
-    return Target(what, f"≥ {promised:.0f} MB/s", f"{measured:.0f} MB/s", measured >= promised)
+def _rate(what: str, promised: float, measured: float) -> Promise:
+    return Promise(what, f"≥ {promised:.0f} MB/s", f"{measured:.0f} MB/s", measured >= promised)
 
 
 def resnet_step() -> float:

@@ -24,10 +24,10 @@ class Augment:
 def normalise(
     inputs: Tensor,
     mean: Sequence[float] | Tensor,
-    deviation: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(inputs − mean) / deviation per channel; …×C×H×W. uint8 inputs are first scaled to [0, 1].
+    """(inputs − mean) / std per channel; …×C×H×W. uint8 inputs are first scaled to [0, 1].
 
     One mean serves every channel, and inputs that are no images. Tensors (of shape C, on the inputs' device) save
     making the constants again at each call.
@@ -35,7 +35,7 @@ def normalise(
     exact = torch.promote_types(dtype, torch.float32)  # narrower types only round the result
     scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
     values = inputs.to(exact)
-    return ((values / scale - _constant(mean, values)) / _constant(deviation, values)).to(dtype)
+    return ((values / scale - _constant(mean, values)) / _constant(std, values)).to(dtype)
 
 
 def _constant(values: Sequence[float] | Tensor, like: Tensor) -> float | Tensor:

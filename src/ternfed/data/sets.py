@@ -39,7 +39,7 @@ class _Known:
     image: str
     shape: tuple[int, int, int]
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
     augment: Augment | None
 
 
@@ -82,7 +82,7 @@ def _known(name: str, known: _Known, folder: Path | None) -> DataSet:
             raise DataMissing(
                 f"{place or known.hub}: holds samples of {found}, but {name} is {wanted}; name another folder"
             )
-    return DataSet(name, train, test, 10, known.mean, known.deviation, known.augment)
+    return DataSet(name, train, test, 10, known.mean, known.std, known.augment)
 
 
 def _find(name: str, known: _Known, place: Path) -> Arrays | None:
@@ -131,7 +131,7 @@ def _digits() -> DataSet:
     test = rank % 5 == 4
     return from_arrays(
         "digits", inputs[~test], digits.target[~test], inputs[test], digits.target[test],
-        mean=(0.3051,), deviation=(0.3762,),  # of the training samples
+        mean=(0.3051,), std=(0.3762,),  # of the training samples
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class DataSet:
     test: Samples
     classes: int
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
     augment: Augment | None = None
 
 
@@ -61,13 +61,13 @@ def from_arrays(
     *,
     classes: int | None = None,
     mean: tuple[float, ...] | None = None,
-    deviation: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
     augment: Augment | None = None,
 ) -> DataSet:
     """A data set from a user's own arrays.
 
     Images are N×C×H×W, or N×H×W in uint8; uint8 stays uint8 (0 to 255), everything else becomes float32. Mean and
-    deviation default to those of the training images, channel by channel; other inputs are left as they are.
+    std default to those of the training images, channel by channel; other inputs are left as they are.
     """
     train = Samples(_inputs(train_x, f"{name}: train_x"), _labels(train_y, f"{name}: train_y"))
     test = Samples(_inputs(test_x, f"{name}: test_x"), _labels(test_y, f"{name}: test_y"))
@@ -85,11 +85,11 @@ def from_arrays(
         raise ValueError(
             f"{name}: labels run from {lowest} to {highest}; with classes = {classes} they must be 0 to {classes - 1}"
         )
-    measured_mean, measured_deviation = channel_statistics(train.inputs)
+    measured_mean, measured_std = channel_statistics(train.inputs)
     return DataSet(
         name, train, test, classes,
         measured_mean if mean is None else mean,
-        measured_deviation if deviation is None else deviation,
+        measured_std if std is None else std,
         augment,
     )  # fmt: skip
 

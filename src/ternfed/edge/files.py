@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ternfed.edge.trained import KEY, ModelError, Trained, open_trained, parse_facts, read_weights
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 
 SUFFIXES = (".onnx", ".tern", ".safetensors")
 

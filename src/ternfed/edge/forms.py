@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

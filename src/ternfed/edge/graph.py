@@ -22,7 +22,7 @@ from torch.func import functional_call
 from ternfed.data.images import normalise
 from ternfed.edge.forms import DOMAIN, PRODUCT_FROM, Floats, Piece, product, unpack_function, unpacked
 from ternfed.edge.trained import KEY, Inputs, ModelError, Trained, call, reason
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 
 INPUT, OUTPUT = "input", "logits"
 EXACT, ROUNDED = 1e-3, 0.1
@@ -79,7 +79,7 @@ class _Open(nn.Module):
 
     def forward(self, samples: Tensor, weights: list[Tensor]) -> Any:
         if self.inputs is not None:
-            samples = normalise(samples, self.inputs.mean, self.inputs.deviation)
+            samples = normalise(samples, self.inputs.mean, self.inputs.std)
         return functional_call(self.network, dict(zip(self.names, weights, strict=True)), (samples,))
 
 
@@ -122,7 +122,7 @@ def _culprit(model: Trained, error: BaseException) -> str:
     ]
     try:
         with torch.no_grad():
-            model.network(normalise(model.inputs.example(2), model.inputs.mean, model.inputs.deviation))
+            model.network(normalise(model.inputs.example(2), model.inputs.mean, model.inputs.std))
     finally:
         for handle in hooks:
             handle.remove()
@@ -306,7 +306,7 @@ def _check(proto: Any, inputs: Inputs, normalised: bool, wanted: Mapping[int, Te
         for batch, logits in wanted.items():
             samples = inputs.example(batch)
             if not normalised:
-                samples = normalise(samples, inputs.mean, inputs.deviation)
+                samples = normalise(samples, inputs.mean, inputs.std)
             (found,) = opened.run([OUTPUT], {INPUT: samples.numpy()})
             if found.shape != tuple(logits.shape):
                 raise ModelError(f"onnxruntime returns the shape {found.shape}, PyTorch {tuple(logits.shape)}")

@@ -86,7 +86,7 @@ def open_model(path: str | Path, *, network: nn.Module | None = None, threads: i
 
     def run(samples: Array) -> Array:
         with torch.no_grad():
-            logits = model.network(normalise(torch.from_numpy(samples), inputs.mean, inputs.deviation))
+            logits = model.network(normalise(torch.from_numpy(samples), inputs.mean, inputs.std))
         result: Array = logits.numpy()
         return result
 
@@ -182,7 +182,7 @@ def _open_onnx(path: Path, threads: int) -> Predictor:
 
     def run(samples: Array) -> Array:
         if inputs is not None and not inside:
-            samples = normalise(torch.from_numpy(samples), inputs.mean, inputs.deviation).numpy()
+            samples = normalise(torch.from_numpy(samples), inputs.mean, inputs.std).numpy()
         result: Array = opened.run(None, {name: samples})[0]
         return result
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ternfed.data.images import normalise
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet, Samples
-from ternfed.experiment import Experiment
-from ternfed.layers import NoTernaryLayersError, Quantizable, freeze, ternary_weights
-from ternfed.runs import RunError, read_run
-from ternfed.ternary import Ternary
+from ternfed.experiment.experiment import Experiment
+from ternfed.quantize.layers import NoTernaryLayersError, Quantizable, freeze, ternary_weights
+from ternfed.quantize.ternary import Ternary
+from ternfed.runs.folder import RunError, read_run
 from ternfed.wire import load_tern
 
 KEY = "ternfed"
@@ -38,20 +38,20 @@ class Inputs:
     dtype: Literal["uint8", "float32"] = "float32"
     mean: tuple[float, ...] = (0.0,)
     """Per channel or for all, of inputs scaled to [0, 1]."""
-    deviation: tuple[float, ...] = (1.0,)
+    std: tuple[float, ...] = (1.0,)
 
     @staticmethod
     def of(data: DataSet) -> Inputs:
         """Those of a data set."""
         samples = data.train.inputs
         dtype: Literal["uint8", "float32"] = "uint8" if samples.dtype == torch.uint8 else "float32"
-        return Inputs(tuple(samples.shape[1:]), dtype, data.mean, data.deviation)
+        return Inputs(tuple(samples.shape[1:]), dtype, data.mean, data.std)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Inputs:
         """Those that a file's metadata describes."""
-        shape, mean, deviation = (tuple(table[key]) for key in ("shape", "mean", "deviation"))
-        return Inputs(shape, table["dtype"], mean, deviation)
+        shape, mean, std = (tuple(table[key]) for key in ("shape", "mean", "std"))
+        return Inputs(shape, table["dtype"], mean, std)
 
     def example(self, batch: int) -> Tensor:
         """So many samples of this kind, always the same ones: (batch, *shape)."""
@@ -223,7 +223,7 @@ def call(network: nn.Module, inputs: Inputs, batch: int) -> Any:
         hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None))
     try:
         with torch.no_grad():
-            return network(normalise(inputs.example(batch), inputs.mean, inputs.deviation))
+            return network(normalise(inputs.example(batch), inputs.mean, inputs.std))
     except Exception as error:  # a user's network may fail in any way
         name, module = inside[-1] if inside else ("", network)
         layer = f"layer {name} ({type(module).__name__})" if name else type(network).__name__
@@ -310,7 +310,7 @@ def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
         raise ModelError(f"{path}: holds weights without settings to make the network from; give the network")
     dtype = torch.uint8 if inputs.dtype == "uint8" else torch.float32
     sample = Samples(torch.zeros(1, *inputs.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
-    shape_only = DataSet("the file", sample, sample, facts["classes"], inputs.mean, inputs.deviation)
+    shape_only = DataSet("the file", sample, sample, facts["classes"], inputs.mean, inputs.std)
     return Experiment.from_table(facts["settings"]).make_network(shape_only).model
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ternfed.paper.rows import SHOWN
 from ternfed.report.collect import Group
 from ternfed.report.labels import (
     ALGORITHMS,
-    Cell,
+    Comparison,
     algorithm_label,
     apart,
     belonging,
-    cell_of,
+    comparison_of,
     data_label,
     distinguish,
     model_label,
@@ -19,7 +20,6 @@ from ternfed.report.labels import (
     split_label,
 )
 from ternfed.report.tables import NONE, Sheet
-from ternfed.rows import SHOWN
 
 LAST = "Accuracy in percent on test data after the last round; ± is the standard deviation over the seeds."
 
@@ -53,7 +53,7 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
 
 
 def _summary_row(group: Group) -> tuple[str, ...]:
-    cell = cell_of(group)
+    cell = comparison_of(group)
     one = group.strategy_one()
     return (
         f"{cell.data}, {cell.split}",
@@ -121,7 +121,7 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
     for number, group in enumerate(found):
         value, one = group.validation(), group.strategy_one()
         apart = NONE if full is None or value is None or number == 0 else f"{value.mean - full.mean:+.2f}"
-        cell = cell_of(group)
+        cell = comparison_of(group)
         rows.append(
             (
                 _title(group),
@@ -144,9 +144,9 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
 def search(groups: Sequence[Group]) -> Sheet | None:
     """What was tried for the recipe: the runs of one comparison together, the best first."""
 
-    def place(group: Group) -> tuple[Cell, int, float]:
+    def place(group: Group) -> tuple[Comparison, int, float]:
         value = group.validation(3)
-        return cell_of(group), group.length, 0.0 if value is None else -value.mean
+        return comparison_of(group), group.length, 0.0 if value is None else -value.mean
 
     found = sorted(belonging(groups, "search"), key=place)
     if not found:
@@ -157,7 +157,7 @@ def search(groups: Sequence[Group]) -> Sheet | None:
     )  # fmt: skip
     rows = tuple(
         (
-            cell_of(group).text(),
+            comparison_of(group).text(),
             rounds_label(group),
             _title(group),
             seeds_text(group),
@@ -220,8 +220,8 @@ def accuracy_text(group: Group) -> str:
 def paper_text(group: Group) -> str:
     if group.row is None or group.row.about.paper is None:
         return NONE
-    deviation = group.row.about.paper_deviation
-    return f"{group.row.about.paper:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+    std = group.row.about.paper_std
+    return f"{group.row.about.paper:.2f}" + ("" if std is None else f" ± {std:.2f}")
 
 
 def seeds_text(group: Group) -> str:

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ternfed.bench.elapsed import ALGORITHMS
-from ternfed.records import Round
-from ternfed.rows import Row
-from ternfed.runs import RunError, read_run
-from ternfed.settings import Table, shown
+from ternfed.experiment.settings import Table, shown
+from ternfed.paper.elapsed import ALGORITHMS
+from ternfed.paper.rows import Row
+from ternfed.runs.folder import RunError, read_run
+from ternfed.runs.records import Round
 
 NEEDED: Mapping[tuple[str, str], type] = {
     ("data", "dataset"): str, ("data", "partition"): str, ("model", "name"): str, ("algorithm", "name"): str,
@@ -26,7 +26,7 @@ NEEDED: Mapping[tuple[str, str], type] = {
 
 
 @dataclass(frozen=True)
-class Seeded:
+class SeedRun:
     """One run of a group."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Spread:
     """A number over the seeds of a group."""
 
     mean: float
-    deviation: float | None
+    std: float | None
     """The standard deviation; None with one seed."""
     count: int
 
@@ -60,7 +60,7 @@ class Spread:
     def text(self, digits: int = 2) -> str:
         if not math.isfinite(self.mean):
             return "not finite"
-        spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
+        spread = "" if self.std is None else f" ± {self.std:.{digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
 
@@ -71,12 +71,12 @@ class Group:
     name: str
     settings: Table
     """Without name and seed."""
-    runs: tuple[Seeded, ...]
+    runs: tuple[SeedRun, ...]
     row: Row | None = None
     """The row of the paper's tables that has its name."""
 
     @cached_property
-    def shown(self) -> tuple[Seeded, ...]:
+    def shown(self) -> tuple[SeedRun, ...]:
         """The runs that numbers are taken from: the finished ones; where there is none, those that have begun."""
         return tuple(run for run in self.runs if run.finished) or tuple(run for run in self.runs if run.rounds)
 
@@ -194,7 +194,7 @@ def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Col
             raise RunError(f"{path}: holds no run, itself or below; ternfed run and ternfed reproduce make them")
         folders |= {file.resolve(): file.parent for file in runs}
         measured |= {file.resolve(): file for file in times}
-    found: dict[str, list[tuple[Table, Seeded]]] = {}
+    found: dict[str, list[tuple[Table, SeedRun]]] = {}
     for folder in folders.values():
         settings, run = _read(folder)
         found.setdefault(json.dumps({**settings, "seed": None}, sort_keys=True), []).append((settings, run))
@@ -204,7 +204,7 @@ def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Col
     return Collected(tuple(sorted(groups, key=_order)), elapsed, len(folders) - kept)
 
 
-def _read(folder: Path) -> tuple[Table, Seeded]:
+def _read(folder: Path) -> tuple[Table, SeedRun]:
     run = read_run(folder)
     settings = run.settings
     for section, key in (("", "name"), ("", "seed"), *NEEDED):
@@ -217,12 +217,12 @@ def _read(folder: Path) -> tuple[Table, Seeded]:
             raise RunError(f"{folder}: config.toml is not that of a run, its {where} is {shown(value)}")
     environment = tuple(entry for entry in run.environment if isinstance(entry, dict))
     wanted = settings["federation"]["rounds"]
-    return settings, Seeded(folder, settings["seed"], wanted, tuple(run.rounds), environment, run.partition)
+    return settings, SeedRun(folder, settings["seed"], wanted, tuple(run.rounds), environment, run.partition)
 
 
-def _group(found: Sequence[tuple[Table, Seeded]], rows: Mapping[str, Row]) -> Group:
+def _group(found: Sequence[tuple[Table, SeedRun]], rows: Mapping[str, Row]) -> Group:
     """One run a seed: of several, the one that came furthest."""
-    best: dict[int, Seeded] = {}
+    best: dict[int, SeedRun] = {}
     for _, run in found:
         if run.seed not in best or len(run.rounds) > len(best[run.seed].rounds):
             best[run.seed] = run

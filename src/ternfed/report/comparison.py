@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ternfed.runs import Round
+from ternfed.runs.folder import Round
 
 COLOURS = ("#3b6ea5", "#c8553d", "#588157", "#8d6a9f", "#b08900")
 

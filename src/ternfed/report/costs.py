@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ternfed import models
-from ternfed.layers import ternary_names
+from ternfed.paper.rows import SHOWN
+from ternfed.quantize.layers import ternary_names
 from ternfed.report.collect import Elapsed, Group
-from ternfed.report.labels import ALGORITHMS, belonging, by_cell, distinguish
+from ternfed.report.labels import ALGORITHMS, belonging, by_comparison, distinguish
 from ternfed.report.tables import NONE, Sheet
-from ternfed.rows import SHOWN
 
 MB = 2**20
 """The paper's Mb: its numbers are exact with 2²⁰ bits."""
@@ -86,7 +86,7 @@ def communication(groups: Sequence[Group]) -> Sheet | None:
         "paper up / down (Mb)", "paper, scaled (Mb)",
     )  # fmt: skip
     rows = []
-    for cell, inside in by_cell(found).items():
+    for cell, inside in by_comparison(found).items():
         labels = distinguish(inside)
         full = next((group for group in inside if group.algorithm == "fedavg"), None)
         for place, group in enumerate(inside):

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ternfed.records import Round
 from ternfed.report.accuracy import beta, share_of
 from ternfed.report.collect import Group
 from ternfed.report.costs import MB
 from ternfed.report.labels import (
     algorithm_label,
     belonging,
-    by_cell,
+    by_comparison,
     compared,
     data_label,
     distinguish,
@@ -33,6 +32,7 @@ from ternfed.report.style import (
     plain_log,
     shade,
 )
+from ternfed.runs.records import Round
 
 Numbers = NDArray[np.float64]
 BITS = "uploaded so far (Mb of 2²⁰ bits)"
@@ -44,7 +44,7 @@ class Curve(NamedTuple):
     """A value by round: the mean over the seeds, and their standard deviation."""
 
     mean: Numbers
-    deviation: Numbers | None
+    std: Numbers | None
 
 
 def curve(group: Group, value: Callable[[Round], float | None]) -> Curve:
@@ -68,7 +68,7 @@ def uploaded(group: Group) -> Numbers:
 def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
     """One picture for each data, model and partition: all algorithms over rounds, and over bits uploaded."""
     chosen = [group for group in compared(groups) if group.length > 1]
-    cells = by_cell(chosen)
+    cells = by_comparison(chosen)
     alone = [group for group in chosen if group.central and not any(group in inside for inside in cells.values())]
     for cell, inside in cells.items():
         several = sum(other[:3] == cell[:3] for other in cells) > 1
@@ -119,10 +119,10 @@ def _draw_pair(axes: Any, groups: Sequence[Group], labels: Sequence[str], looks:
 
 
 def _line(panel: Any, places: Any, found: Curve, colour: str, dash: Any) -> None:
-    mean, deviation = found
+    mean, std = found
     panel.plot(places, mean, color=colour, linestyle=dash)
-    if deviation is not None:
-        panel.fill_between(places, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+    if std is not None:
+        panel.fill_between(places, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
 
 def _over_rounds(panel: Any, groups: Sequence[Group], labels: Sequence[str], colours: Sequence[str]) -> None:
@@ -161,7 +161,7 @@ def participation(groups: Sequence[Group]) -> Iterator[Picture]:
             for panel in row:
                 panel.set_xlabel("")
         title = f"{algorithm}: {data}, {model}"
-        caption = "Test accuracy by the share λ of clients that take part in a round; band: deviation over the seeds."
+        caption = "Test accuracy by the share λ of clients that take part in a round; band: std over the seeds."
         name = f"participation {data} {model} {algorithm}"
         yield finish(figure, name, "Participation ratio", title, caption)
 
@@ -180,7 +180,7 @@ def balance(groups: Sequence[Group]) -> Iterator[Picture]:
             inside = sorted((group for group in family if algorithm_label(group) == label), key=beta)
             spreads = [value for group in inside if (value := group.accuracy()) is not None]
             means = [value.mean for value in spreads]
-            errors = [value.deviation or 0.0 for value in spreads]
+            errors = [value.std or 0.0 for value in spreads]
             colour = colour_of(inside[0].algorithm)
             panel.errorbar(
                 [beta(group) for group in inside], means, errors, color=colour, marker="o", markersize=4.5, capsize=2.5,

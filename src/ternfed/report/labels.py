@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ternfed.defaults import BY_DATASET
+from ternfed.experiment.defaults import BY_DATASET
+from ternfed.experiment.settings import Table, shown
+from ternfed.paper.rows import CHOOSING
 from ternfed.report.collect import Group
-from ternfed.rows import CHOOSING
-from ternfed.settings import Table, shown
 
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "Digits"}
 ALGORITHMS = {
@@ -24,7 +24,7 @@ MAIN = ("centralized", "communication", "iid", "non-iid", "convergence", "conver
 """What a row shows that is more than a point of a sweep."""
 
 
-class Cell(NamedTuple):
+class Comparison(NamedTuple):
     """What the algorithms of one comparison share."""
 
     data: str
@@ -36,8 +36,8 @@ class Cell(NamedTuple):
         return f"{self.data}, {self.model}, {self.split}"
 
 
-def cell_of(group: Group) -> Cell:
-    return Cell(data_label(group), model_label(group), split_label(group), clients_label(group))
+def comparison_of(group: Group) -> Comparison:
+    return Comparison(data_label(group), model_label(group), split_label(group), clients_label(group))
 
 
 def data_label(group: Group) -> str:
@@ -111,14 +111,14 @@ def distinguish(groups: Sequence[Group]) -> dict[int, str]:
     return labels
 
 
-def by_cell(groups: Iterable[Group]) -> dict[Cell, list[Group]]:
+def by_comparison(groups: Iterable[Group]) -> dict[Comparison, list[Group]]:
     """Groups to be compared with each other."""
-    cells: dict[Cell, list[Group]] = {}
+    cells: dict[Comparison, list[Group]] = {}
     for group in groups:
         if not group.central:
-            cells.setdefault(cell_of(group), []).append(group)
+            cells.setdefault(comparison_of(group), []).append(group)
     for group in groups:  # has all data in one place, and so belongs to every federation on the same data
-        same = [cell for cell in cells if cell[:3] == cell_of(group)[:3]] if group.central else []
+        same = [cell for cell in cells if cell[:3] == comparison_of(group)[:3]] if group.central else []
         for cell in same:
             cells[cell].insert(0, group)
     return cells

@@ -9,7 +9,7 @@ from typing import Any
 
 from ternfed.report.accuracy import accuracy_text, anchor
 from ternfed.report.collect import Collected, Group
-from ternfed.report.labels import algorithm_label, cell_of, rounds_label
+from ternfed.report.labels import algorithm_label, comparison_of, rounds_label
 from ternfed.report.style import Picture
 from ternfed.report.tables import Sheet
 
@@ -153,7 +153,7 @@ def _figure(picture: Picture) -> str:
 
 
 def _group(number: int, group: Group) -> str:
-    cell = cell_of(group)
+    cell = comparison_of(group)
     facts = {
         "accuracy": accuracy_text(group),
         "seeds": ", ".join(_seed(group, place) for place in range(len(group.runs))),

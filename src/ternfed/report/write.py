@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from ternfed.report import accuracy, costs, curves, inside
+from ternfed.experiment.settings import ExperimentError
+from ternfed.paper.rows import Row, find_rows
+from ternfed.paper.targets import targets
+from ternfed.report import accuracy, costs, curves, diagnostics
 from ternfed.report.collect import Collected, collect
 from ternfed.report.page import page
 from ternfed.report.style import Picture, drawing
 from ternfed.report.tables import Sheet, into_page
-from ternfed.report.targets import targets
-from ternfed.rows import Row, find_rows
-from ternfed.settings import ExperimentError
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
 def all_pictures(collected: Collected) -> Iterator[Picture]:
     """Every figure that the runs have something for, in the order of the page."""
     made = (
-        curves.convergence, curves.participation, curves.balance, inside.distributions, inside.layers, inside.changed,
-        inside.strategies, inside.seconds,
+        curves.convergence, curves.participation, curves.balance, diagnostics.distributions,
+        diagnostics.layers, diagnostics.changed, diagnostics.strategies, diagnostics.seconds,
     )  # fmt: skip
     seen: set[str] = set()
     for picture in sorted(chain.from_iterable(make(collected.groups) for make in made), key=_place):

@@ -23,7 +23,7 @@ from ternfed.wire.errors import (
 from ternfed.wire.message import CODECS, Header, decode, encode, read_header
 from ternfed.wire.reference import Reference, reference_of
 from ternfed.wire.schema import Kind, Message, Schema, Slot, same, schema_of
-from ternfed.wire.tern import Row, Summary, describe, load_tern, save_tern
+from ternfed.wire.tern import Summary, TensorSummary, describe, load_tern, save_tern
 
 __all__ = [
     "CODECS",
@@ -34,10 +34,10 @@ __all__ = [
     "MessageError",
     "MissingReference",
     "Reference",
-    "Row",
     "Schema",
     "Slot",
     "Summary",
+    "TensorSummary",
     "TrailingBytes",
     "Truncated",
     "WireError",

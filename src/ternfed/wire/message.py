@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire import ans, base3, dense, varint, zstd
 from ternfed.wire.choose import choose
 from ternfed.wire.errors import (

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire.errors import MessageError
 from ternfed.wire.schema import Message, Schema
 from ternfed.wire.trits import SPAN, VALUES, Codes, count, flat_codes, pack

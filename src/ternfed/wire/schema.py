@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire.errors import MessageError
 
 

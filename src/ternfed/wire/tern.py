@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ternfed.ternary import Ternary
+from ternfed.quantize.ternary import Ternary
 from ternfed.wire import varint
 from ternfed.wire.ans import MODEL_A_TENSOR, Spread, entropy_bits
 from ternfed.wire.errors import MessageError, Truncated, WrongChecksum, WrongFile, WrongMagic, WrongVersion
@@ -32,7 +32,7 @@ FREE_BYTES, RATIO = 1 << 20, 1024
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorSummary:
     """One tensor of a file, as `ternfed inspect` shows it."""
 
     name: str
@@ -50,7 +50,7 @@ class Row:
 class Summary:
     """A file: its tensors, how its trits are coded, and its size against float32."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TensorSummary, ...]
     metadata: dict[str, str]
     codec: str
     bytes: int
@@ -125,7 +125,11 @@ def describe(path: str | PathLike[str]) -> Summary:
         else:
             zeros = slot.size - int(value.count_nonzero())
             bits = 8 * len(parts.dense) * DTYPES[slot.kind].itemsize * slot.size / max(dense_bytes, 1)
-        rows.append(Row(slot.name, slot.shape, slot.kind, zeros / max(slot.size, 1), bits / max(slot.size, 1), entropy))
+        rows.append(
+            TensorSummary(
+                slot.name, slot.shape, slot.kind, zeros / max(slot.size, 1), bits / max(slot.size, 1), entropy
+            )
+        )
     elements = sum(slot.size for slot in schema.slots)
     return Summary(tuple(rows), metadata, header.codec, len(data), 4 * elements)
 

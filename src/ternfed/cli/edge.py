@@ -1,0 +1,142 @@
+"""The verbs for a finished model: `export`, `predict`, `inspect`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.progress import track
+
+from ternfed.cli import terminal
+from ternfed.cli.terminal import one_sentence
+
+if TYPE_CHECKING:
+    from ternfed.edge import Inspection
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verbs to a command line."""
+    for verb in (export, predict, inspect):
+        app.command()(verb)
+
+
+def export(
+    source: Annotated[Path, typer.Argument(help="A run folder, or a .tern or .safetensors file that export wrote.")],
+    to: Annotated[Path, typer.Option(help="model.onnx, model.tern or model.safetensors.")],
+    best: Annotated[bool, typer.Option("--best/--last", help="The best model by validation, or the last.")] = True,
+    normalise: Annotated[bool, typer.Option(help="Put the normalisation of the inputs into the ONNX graph.")] = True,
+    exact: Annotated[bool, typer.Option(help="No int8 activations: exact, and large layers slower.")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a trained model as a file that a small device can run."""
+    from ternfed.edge import export_from
+
+    which: Literal["best", "last"] = "best" if best else "last"
+    with one_sentence():
+        made = export_from(source, to, normalised=normalise, exact=exact, which=which, data_folder=data)
+        if as_json:
+            terminal.print_json({**asdict(made), "path": str(made.path)})
+            return
+        terminal.out.print(
+            f"{made.path}: {terminal.size(made.bytes)}, its weights as float32 {terminal.size(made.float32_bytes)}; "
+            f"ternary: {', '.join(made.ternary) or 'none'}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        for name, why in made.kept_float.items():
+            terminal.out.print(f"{name} stays in floats: {why}", highlight=False)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A .onnx, .tern or .safetensors file.")],
+    data: Annotated[str | None, typer.Option(help="A data set, its folder, or a .npy or .npz file.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 64,
+    out: Annotated[Path | None, typer.Option(help="Where the predictions go: .csv or .json.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads to compute with.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Predict with an exported model: accuracy, milliseconds a sample, predictions as CSV or JSON."""
+    from ternfed.edge import open_model, samples_for, summarise, write_predictions
+    from ternfed.edge import predict as predictions
+
+    with one_sentence():
+        opened = open_model(model, threads=threads)
+        samples, labels = samples_for(opened.facts, data)
+        batches = predictions(opened, samples, labels, batch=batch)
+        total = -(-len(samples) // batch)
+        shown = track(batches, "predicting", total, console=terminal.err, disable=as_json)
+        result = summarise(shown)
+        if out is not None:
+            write_predictions(out, result, labels)
+        value = {
+            "accuracy": result.accuracy,
+            "milliseconds": result.milliseconds,
+            "samples": len(samples),
+            "predictions": None if out is None else str(out),
+        }
+        if as_json:
+            terminal.print_json(value)
+            return
+        accuracy = "" if result.accuracy is None else f"{100 * result.accuracy:.2f}% correct, "
+        terminal.out.print(f"{len(samples)} samples: {accuracy}{result.milliseconds:.3f} ms a sample", highlight=False)
+        if out is not None:
+            terminal.out.print(f"The predictions are in {out}", highlight=False)
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A .tern, .onnx or .safetensors file.")], as_json: Json = False
+) -> None:
+    """What is in a model file: its tensors, size against fp32, settings, accuracy, digest."""
+    from ternfed.edge import inspect as look
+
+    with one_sentence():
+        found = look(file)
+        if as_json:
+            terminal.print_json(asdict(found))
+            return
+        if file.suffix == ".tern":
+            _show_tern(file)
+        else:
+            rows = ((row.name, _shape(row.shape), row.kind, terminal.size(row.bytes)) for row in found.rows)
+            terminal.out.print(terminal.rows_table(("tensor", "shape", "kind", "bytes"), rows))
+            terminal.out.print(f"{terminal.size(found.bytes)} in all", highlight=False)
+        _show_facts(found)
+
+
+def _show_tern(file: Path) -> None:
+    from ternfed.wire import describe
+
+    summary = describe(file)
+    headings = ("tensor", "shape", "kind", "zeros", "bits a weight", "entropy")
+    rows = (
+        (
+            row.name,
+            _shape(row.shape),
+            str(row.kind),
+            f"{100 * row.zeros:.1f}%",
+            f"{row.bits:.3f}",
+            "–" if row.entropy is None else f"{row.entropy:.3f}",
+        )
+        for row in summary.rows
+    )
+    terminal.out.print(terminal.rows_table(headings, rows))
+    terminal.out.print(
+        f"{summary.codec} · {terminal.size(summary.bytes)}, {summary.ratio:.1f} times smaller than "
+        f"{terminal.size(summary.float32_bytes)} of float32",
+        highlight=False,
+    )
+
+
+def _show_facts(found: Inspection) -> None:
+    for key, value in found.facts.items():
+        if value not in (None, {}, []):
+            terminal.out.print(f"{key}: {value}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "scalar"

@@ -1,0 +1,284 @@
+"""The verb `reproduce`: rows of the paper's tables run, gone on with, and listed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ternfed.cli import terminal
+from ternfed.cli.terminal import one_sentence
+
+if TYPE_CHECKING:
+    from ternfed.paper.reproduce import Cell, Tally
+    from ternfed.runs.records import Round
+
+RESULTS = Path("results")
+WIDE = 220
+"""Columns of a table that goes to a file, where nothing needs to be wrapped."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to a command line."""
+    app.command()(reproduce)
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Rows, patterns (mnist-*), tables or figures (iid), or all.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Show the rows and how far they are; run nothing.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the runs go: OUT/NAME/seed-K.")] = RESULTS,
+    rows: Annotated[Path | None, typer.Option(help="A folder with rows of your own, one TOML file each.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; else each row's own.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds; else as many as each row says.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="So many runs side by side on the CPU, one thread each.")] = 1,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value in place of the rows' own; needs an --out of its own.")
+    ] = None,
+    keep_models: Annotated[
+        bool, typer.Option("--keep-models", help="Leave the models in the finished folders.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure elapsed times again that are there.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")
+    ] = False,
+) -> None:
+    """Run rows of the paper's tables, our numbers beside its own; finished cells are not computed again."""
+    with one_sentence():
+        from ternfed.paper import reproduce as library
+        from ternfed.paper.rows import PLACES, choose_rows, find_rows
+
+        known = find_rows(PLACES if rows is None else (rows,))
+        if not names and not listing:
+            raise ValueError("name a row, a pattern, a table or figure, or all; --list shows them")
+        chosen, given = choose_rows(known, names or ["all"]), tuple(settings or ())
+        if given and out.resolve() == RESULTS.resolve():
+            raise ValueError(
+                "--set: rows with other settings would be taken for the rows; name another folder by --out"
+            )
+        failed: dict[str, str] = {}
+        if not listing:
+            cells = library.cells_of(chosen, out, seeds, given)
+            left = list(_left(cells, device, again, data))
+            failed = _run(left, len(cells), jobs, data, device, keep_models, quiet=as_json)
+        tallies = [library.tally(row, out, seeds, given) for row in chosen]
+    if as_json:
+        facts = {"rows": [_plain(each) for each in tallies]}
+        terminal.print_json(facts if listing else {**facts, "failed": failed})
+    else:
+        _show(_list_table(tallies) if listing else _result_table(tallies))
+        if not listing:
+            terminal.out.print(
+                f"The runs are in {out}; `ternfed report {out} --out DIR` makes the page",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+    for name, sentence in failed.items():
+        terminal.fail(f"{name}: {sentence}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _left(cells: Sequence[Cell], device: str | None, again: bool, data: Path | None) -> Iterator[Cell]:
+    """The cells that are to be run, looked at before the first of them starts: everything that can be wrong is now."""
+    from ternfed.paper.reproduce import check_device, loaded
+
+    for cell in cells:
+        measured_again = again and cell.row.about.kind == "elapsed"
+        if measured_again or cell.standing() != "finished":
+            check_device(cell.row, device or cell.row.about.device)
+            loaded(cell.experiment().data.dataset, data)
+            yield cell
+
+
+def _run(
+    cells: Sequence[Cell], total: int, jobs: int, data: Path | None, device: str | None, keep: bool, quiet: bool
+) -> dict[str, str]:
+    """The cells that are left, with their progress on standard error; what stopped those that failed."""
+    failed = {}
+    try:
+        with _bars(quiet) as progress:
+            board = _Board(progress, progress.add_task("cells", total=total, completed=total - len(cells), facts=""))
+            # Closed at once when the user interrupts, and the jobs with it.
+            with closing(_outcomes(cells, jobs, data, device, keep, board)) as outcomes:
+                for cell, outcome in outcomes:
+                    board.end(cell)
+                    if isinstance(outcome, Exception):
+                        failed[cell.name] = str(outcome) or type(outcome).__name__
+    except KeyboardInterrupt as error:
+        terminal.fail("interrupted; the same command goes on where it stopped")
+        raise typer.Exit(1) from error
+    return failed
+
+
+def _outcomes(
+    cells: Sequence[Cell], jobs: int, data: Path | None, device: str | None, keep: bool, board: _Board
+) -> Generator[tuple[Cell, dict[str, Any] | Exception]]:
+    """Runs on the CPU side by side, then those that want a GPU to themselves, then measurements of time."""
+    from ternfed.paper.reproduce import measure_cell, run_cell, run_side_by_side
+
+    runs = [cell for cell in cells if cell.row.about.kind == "run"]
+    many = [cell for cell in runs if jobs > 1 and (device or cell.row.about.device) == "cpu"]
+    if many:
+        yield from run_side_by_side(many, jobs, data, device, board.tell, keep)
+    alone = [cell for cell in runs if cell not in many] + [cell for cell in cells if cell not in runs]
+    for cell in alone:
+        board.begin(cell)
+        row, given = cell.row, cell.settings
+        try:
+            if row.about.kind == "elapsed":
+                yield cell, measure_cell(row, cell.results, data, device, settings=given, again=True)
+                continue
+            tell = board.teller(cell)
+            yield cell, run_cell(row, cell.seed, cell.results, data, device, tell, settings=given, keep=keep)
+        except (ValueError, OSError, RuntimeError) as error:  # the others may still succeed
+            yield cell, error
+
+
+def _bars(quiet: bool) -> Progress:
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=terminal.err, disable=quiet)
+
+
+@dataclass
+class _Running:
+    task: TaskID
+    up: int = 0
+    down: int = 0
+    accuracy: float | None = None
+
+
+class _Board:
+    """A bar for all cells, and one for each that is running."""
+
+    def __init__(self, progress: Progress, whole: TaskID) -> None:
+        self._progress, self._whole = progress, whole
+        self._running: dict[str, _Running] = {}
+
+    def begin(self, cell: Cell) -> _Running:
+        if cell.name not in self._running:
+            total = cell.experiment().federation.rounds if cell.row.about.kind == "run" else None
+            self._running[cell.name] = _Running(self._progress.add_task(cell.name, total=total, facts="starting"))
+        return self._running[cell.name]
+
+    def tell(self, cell: Cell, outcome: Round) -> None:
+        bar = self.begin(cell)
+        bar.up, bar.down = bar.up + outcome.bytes_up, bar.down + outcome.bytes_down
+        bar.accuracy = cell.result(outcome)
+        strategy = f" · strategy {outcome.strategy}" if outcome.strategy else ""
+        facts = f"{100 * bar.accuracy:5.2f}% · ↑ {terminal.size(bar.up)} ↓ {terminal.size(bar.down)}{strategy}"
+        self._progress.update(bar.task, completed=outcome.round, facts=facts)
+
+    def teller(self, cell: Cell) -> Callable[[Round], None]:
+        return lambda outcome: self.tell(cell, outcome)
+
+    def end(self, cell: Cell) -> None:
+        """One line stays of it, so that a log shows when each cell was done."""
+        bar = self.begin(cell)
+        reached = "" if bar.accuracy is None else f" {100 * bar.accuracy:.2f}%"
+        if not self._progress.disable:
+            self._progress.console.print(f"{cell.name}{reached}", highlight=False, markup=False)
+        self._progress.remove_task(bar.task)
+        self._progress.advance(self._whole)
+
+
+def _plain(tally: Tally) -> dict[str, Any]:
+    about, own = tally.row.about, tally.row.experiment()
+    return {
+        "name": tally.row.name,
+        "title": about.title,
+        "shows": list(about.shows),
+        "kind": about.kind,
+        "device": about.device,
+        "seeds_wanted": tally.wanted,
+        "seeds_done": tally.done,
+        "seeds_begun": tally.begun,
+        "seeds_with_other_settings": tally.other,
+        "rounds": own.federation.rounds,
+        "epochs": own.training.epochs,
+        "minutes": about.minutes,
+        "machine": about.machine,
+        "paper": about.paper,
+        "paper_std": about.paper_std,
+        "accuracy": tally.mean,
+        "accuracy_std": tally.std,
+        "accuracies": list(tally.accuracies),
+        "paper_seconds": None if about.paper_seconds is None else list(about.paper_seconds),
+        "seconds": tally.seconds,
+    }
+
+
+def _list_table(tallies: Sequence[Tally]) -> Table:
+    table = Table("row", "shows", "title")
+    for heading in ("seeds", "rounds × epochs", "minutes a seed", "paper (%)", "ours (%)"):
+        table.add_column(heading, justify="right")
+    table.columns[0].no_wrap = True
+    table.columns[2].min_width = 24
+    for tally in tallies:
+        about, own = tally.row.about, tally.row.experiment()
+        rounds = f"{own.federation.rounds} × " if about.kind == "run" else ""
+        where = " (GPU)" if about.device == "cuda" else ""
+        table.add_row(
+            tally.row.name,
+            ", ".join(about.shows),
+            about.title,
+            _seeds(tally),
+            f"{rounds}{own.training.epochs}",
+            f"{about.minutes:g}{where}",
+            _paper(tally),
+            _ours(tally),
+        )
+    return table
+
+
+def _result_table(tallies: Sequence[Tally]) -> Table:
+    rows = [(tally.row.name, _paper(tally), _ours(tally), _seeds(tally)) for tally in tallies]
+    return terminal.rows_table(("row", "paper (%)", "ours (%)", "seeds"), rows)
+
+
+def _seeds(tally: Tally) -> str:
+    begun = f", {tally.begun} begun" if tally.begun else ""
+    other = f", {tally.other} of other settings" if tally.other else ""
+    return f"{tally.done}/{tally.wanted}{begun}{other}"
+
+
+def _paper(tally: Tally) -> str:
+    about = tally.row.about
+    if about.paper_seconds is not None:
+        return _seconds(about.paper_seconds)
+    return _spread(about.paper, about.paper_std)
+
+
+def _ours(tally: Tally) -> str:
+    return _spread(tally.mean, tally.std) if tally.seconds is None else _seconds(tally.seconds.values())
+
+
+def _spread(mean: float | None, std: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _seconds(values: Iterable[float]) -> str:
+    """FedAvg, CMFL, T-FedAvg."""
+    return " / ".join(f"{value:.3g}" for value in values) + " s"
+
+
+def _show(table: Table) -> None:
+    (terminal.out if terminal.out.is_terminal else Console(width=WIDE)).print(table)

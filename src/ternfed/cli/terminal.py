@@ -1,0 +1,127 @@
+"""What the command line shows: a progress bar with the run so far, tables, one-line errors. Nothing else prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ternfed.runs.folder import Round
+
+out = Console()
+err = Console(stderr=True)
+
+
+def show_rounds(
+    rounds: Iterable[Round], total: int, label: str, past: Sequence[Round] = (), quiet: bool = False
+) -> Iterator[Round]:
+    """Pass the rounds on, with a bar on standard error: accuracy, bytes up and down, strategy, time left."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+    )
+    up, down = sum(record.bytes_up for record in past), sum(record.bytes_down for record in past)
+    with Progress(*columns, console=err, disable=quiet, transient=False) as progress:
+        task = progress.add_task(label, total=total, completed=len(past), facts="starting")
+        for record in rounds:
+            up, down = up + record.bytes_up, down + record.bytes_down
+            strategy = f" · strategy {record.strategy}" if record.strategy else ""
+            facts = f"{100 * record.accuracy:5.2f}% · ↑ {size(up)} ↓ {size(down)}{strategy}"
+            progress.update(task, completed=record.round, facts=facts)
+            yield record
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them, in powers of ten."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def summary_table(rows: Mapping[str, Mapping[str, Any]], title: str = "") -> Table:
+    """Runs side by side: accuracy, bytes, and how they compare with the first."""
+    table = Table(title=title or None, title_justify="left")
+    table.add_column("algorithm")
+    for heading in ("accuracy", "uploaded", "downloaded", "bits a weight up", "seconds"):
+        table.add_column(heading, justify="right")
+    first = next(iter(rows.values()))
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            "–" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f}%",
+            _against(row["bytes_up"], first["bytes_up"]),
+            _against(row["bytes_down"], first["bytes_down"]),
+            "–" if row["bits_per_weight_up"] is None else f"{row['bits_per_weight_up']:.3f}",
+            f"{row['seconds']:.1f}",
+        )
+    return table
+
+
+def _against(count: int, first: int) -> str:
+    return size(count) if count == first or not count else f"{size(count)} (1/{first / count:.1f})"
+
+
+def print_json(value: Any) -> None:
+    """One object on standard output, and nothing else there."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def fail(message: object) -> None:
+    """One clear sentence on standard error."""
+    err.print(f"[red]ternfed:[/red] {_plain(message)}", highlight=False, soft_wrap=True)
+
+
+def _plain(message: object) -> str:
+    return str(message).replace("[", r"\[")
+
+
+def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Plain rows; numbers to the right of the first column."""
+    table = Table()
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Wrong input ends with one sentence and exit code 2."""
+    try:
+        yield
+    except (ValueError, ImportError, FileNotFoundError) as error:
+        if os.environ.get("TERNFED_TRACEBACK"):
+            raise
+        fail(error)
+        raise typer.Exit(2) from error
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """A run that fails after it began ends with one sentence and exit code 1."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("TERNFED_TRACEBACK"):
+            raise
+        fail(error)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        fail("interrupted; a run with a folder goes on by --resume")
+        raise typer.Exit(1) from error

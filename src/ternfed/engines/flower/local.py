@@ -1,0 +1,71 @@
+"""A whole federation on one machine, for a first try: temporary certificates, clients as processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ternfed.engines.flower import runtime
+from ternfed.engines.flower.client import ClientConfig, run_client
+from ternfed.engines.flower.client_round import ClientSetup, known_data
+from ternfed.engines.flower.server import ListenAddress
+from ternfed.experiment.experiment import Experiment
+
+
+@contextmanager
+def local_clients(
+    experiment: Experiment, door: ListenAddress, folder: Path, data: Path | None
+) -> Iterator[list[BaseProcess]]:
+    """The clients of a server on this machine; ended with it.
+
+    On Linux they are forked from this process, which has loaded PyTorch and the data, so that five start as fast as
+    one. With one thread PyTorch has none that a fork would miss; call it before other threads are started.
+    """
+    torch.set_num_threads(1)
+    known_data(experiment.data.dataset, data)
+    runtime.load_ahead()
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    count = experiment.federation.clients
+    there = f"{door.host}:{door.port}"
+    places = [
+        ClientConfig(there, door.certificates, ClientSetup(i, count, folder=data), folder / str(i))
+        for i in range(count)
+    ]
+    processes = [context.Process(target=_client, args=(place,), daemon=True) for place in places]
+    for process in processes:
+        process.start()
+    try:
+        yield list(processes)
+    finally:
+        for process in processes:
+            process.join(4.0)
+            if process.is_alive():
+                process.terminate()
+        for process in processes:
+            process.join(3.0)
+            if process.is_alive():
+                process.kill()
+
+
+def _client(place: ClientConfig) -> None:
+    place.state.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its clients
+    with (place.state / "client.log").open("a", encoding="utf-8", buffering=1) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        run_client(place, lambda text: print(text, file=log))
+
+
+def _leave(number: int, frame: object) -> None:
+    """Through the `finally` blocks, so that the SuperNode goes too."""
+    raise SystemExit(0)

@@ -1,0 +1,346 @@
+"""The server's rounds over a network: push, wait, check, average; who is missing is left out and named."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ternfed.engines.flower.certs import Certificates, public_bytes
+from ternfed.engines.flower.client_round import END, Task
+from ternfed.engines.flower.envelope import content, unwrap
+from ternfed.engines.flower.errors import NetworkError
+from ternfed.engines.flower.gate import Bytes, Gate
+from ternfed.engines.flower.link import Link, open_link
+from ternfed.engines.flower.uploads import Bounds, accept
+from ternfed.experiment.experiment import Experiment
+from ternfed.round.aggregate import Average
+from ternfed.round.exchange import Broadcast, receive, send
+from ternfed.round.federation import Federation, RoundOutcome, conclude
+from ternfed.round.state import State, pack, unpack
+from ternfed.round.traffic import Clock, Traffic
+from ternfed.runs.folder import Round, RunFolder, Saved
+
+GRACE = 6.0
+"""Seconds that a round waits for a client that was there a moment ago to ask for its next message."""
+LOOK = 0.5
+"""Seconds between two looks for replies when nothing is heard."""
+FAREWELL = 30.0
+"""Seconds in which clients that are away may come back to hear that the run is over."""
+
+TRIES = 3
+"""So often a round is played whose clients answer but send nothing that counts: it would not get better."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long the server waits, and what it accepts."""
+
+    deadline: float = 600.0
+    """Seconds that the clients of a round have to answer."""
+    patience: float = 600.0
+    """Seconds to wait for clients, before the first round and when none answers any more."""
+    least: int = 1
+    """Uploads that a round needs; with fewer it is played again."""
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+@dataclass(frozen=True)
+class ListenAddress:
+    """Where clients reach the server."""
+
+    certificates: Certificates
+    host: str = "0.0.0.0"
+    port: int = 8443
+
+
+@dataclass
+class ClientTraffic:
+    """What one client of a round sent and received."""
+
+    payload_down: int = 0
+    payload_up: int = 0
+    socket_down: int = 0
+    socket_up: int = 0
+    seconds: float | None = None
+    """From its message to its upload, as the server sees it."""
+
+
+@dataclass
+class Connections:
+    """A federation's connections: Flower behind the gate."""
+
+    link: Link
+    gate: Gate
+    counted: dict[int, Bytes]
+    """Each client's bytes that were given to rounds before this."""
+
+    def ready(self) -> list[int]:
+        return [client for client in self.link.nodes if self.gate.is_ready(client)]
+
+    def count(self, traffic_of: dict[int, ClientTraffic]) -> None:
+        """Give the round all bytes since the one before: its messages, and every sign of life between them."""
+        for client, before in self.counted.items():
+            now = self.gate.bytes_of(client)
+            if now != before:
+                own = traffic_of.setdefault(client, ClientTraffic())
+                own.socket_down += now.down - before.down
+                own.socket_up += now.up - before.up
+            self.counted[client] = now
+
+
+@contextmanager
+def open_network(experiment: Experiment, door: ListenAddress, folder: Path, run: str) -> Iterator[Connections]:
+    """The SuperLink and the gate in front of it, from start to stop; clients are told when it is over."""
+    clients = experiment.federation.clients
+    config = {"experiment": experiment.to_toml(), "run": run}
+    with open_link(door.certificates, clients, config, folder) as link:
+        keys = {public_bytes(door.certificates.public_key(index)): index for index in range(clients)}
+        gate = Gate(door.certificates, door.host, door.port, link.address, keys, link.nodes)
+        try:
+            gate.open()
+        except OSError as error:
+            raise NetworkError(f"{door.host}:{door.port}: cannot listen there ({error.strerror})") from error
+        try:
+            yield Connections(link, gate, {client: Bytes(0, 0) for client in range(clients)})
+        finally:
+            gate.close()
+
+
+def wait_for_clients(network: Connections, count: int, terms: Terms, say: Say) -> None:
+    """Until so many clients are there; NetworkError after the patience."""
+    end, seen = time.monotonic() + terms.patience, -1
+    while len(there := network.ready()) < count:
+        if len(there) != seen:
+            seen = len(there)
+            say(f"{seen} of {len(network.link.nodes)} clients are there" + (f": {_names(there)}" if there else ""))
+        if time.monotonic() > end:
+            raise NetworkError(
+                f"{len(there)} of {count} clients came within {terms.patience:g} s; "
+                "start them with ternfed client, then go on by --resume"
+            )
+        network.gate.wait(0.2)
+    say(f"{len(there)} of {len(network.link.nodes)} clients are there: {_names(there)}")
+
+
+def record(
+    federation: Federation, network: Connections, folder: RunFolder, saved: Saved | None, terms: Terms, say: Say
+) -> Iterator[Round]:
+    """The rounds that are left, each written to the run folder with a checkpoint and the bytes of its clients."""
+    state = federation.open()
+    if saved is not None:
+        state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts)
+    while state.round < federation.experiment.federation.rounds:
+        state, outcome, traffic_of = play_round(federation, network, state, terms, say)
+        folder.append(outcome)
+        folder.save_checkpoint(outcome, *pack(state), is_best=state.best_round == state.round)
+        note_bytes(folder.path, outcome.round, traffic_of)
+        yield outcome
+    _say_goodbye(network, state.holders)
+
+
+def play_round(
+    federation: Federation, network: Connections, state: State, terms: Terms, say: Say
+) -> tuple[State, Round, dict[int, ClientTraffic]]:
+    """One round; played again, after waiting for clients, where too few uploads came."""
+    traffic_of: dict[int, ClientTraffic] = {}
+    answered = 0
+    while True:
+        attempt = _Attempt(federation, network, state, terms, traffic_of)
+        attempt.play()
+        network.count(traffic_of)
+        if attempt.average.count + attempt.average.skipped >= terms.least:
+            after = RoundOutcome(
+                attempt.broadcast,
+                tuple(sorted(attempt.holders)),
+                missing=tuple(sorted(set(attempt.chosen) - set(attempt.holders))),
+                dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
+            )
+            uploads = attempt.average.uploads()
+            return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), traffic_of
+        for client in sorted(attempt.dropped):
+            say(f"round {state.round + 1}: {attempt.dropped[client]}")
+        answered += attempt.answered
+        if answered >= TRIES:
+            reasons = "; ".join(attempt.dropped[client] for client in sorted(attempt.dropped))
+            raise NetworkError(f"round {state.round + 1} failed {TRIES} times though clients answered: {reasons}")
+        say(f"round {state.round + 1}: {attempt.average.count} uploads came, {terms.least} are needed; waiting")
+        wait_for_clients(network, min(terms.least, len(attempt.chosen)), terms, say)
+
+
+class _Attempt:
+    """A round as far as it has come."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        network: Connections,
+        state: State,
+        terms: Terms,
+        traffic_of: dict[int, ClientTraffic],
+    ) -> None:
+        self.federation, self.network, self.state, self.terms = federation, network, state, terms
+        self.number = state.round + 1
+        self.chosen = federation.chosen(self.number)
+        self.average, self.traffic, self.clock = Average(), Traffic(), Clock()
+        self.holders: list[int] = []
+        self.dropped: dict[int, str] = {}
+        self.answered = False
+        """Some client did, whatever it said."""
+        self.traffic_of = traffic_of
+        self._pending: dict[str, tuple[int, bool]] = {}
+        """Messages without a reply: to whom, and coded given the last broadcast."""
+        self._kinds: dict[bool, tuple[bytes, Broadcast]] = {}
+        self._pushed: dict[int, float] = {}
+
+    @property
+    def broadcast(self) -> Broadcast:
+        return self._kind(next(iter(self._kinds), False))[1]
+
+    def play(self) -> None:
+        self._kind(any(map(self._holds, self.chosen)))
+        self.clock.lap("broadcast")
+        ready = self._wait_for_ready()
+        self.clock.lap("wait")
+        self.dropped |= {client: f"client {client}: was not there" for client in set(self.chosen) - ready}
+        for held in (True, False):
+            self._push([client for client in self.chosen if client in ready and self._holds(client) is held], held)
+        self.clock.lap("push")
+        end = time.monotonic() + self.terms.deadline
+        while self._pending and time.monotonic() < end:
+            self.network.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
+            for reply in self.network.link.pull(list(self._pending)):
+                self._take(reply, end)
+        for client, _ in self._pending.values():
+            self.dropped[client] = f"client {client}: did not answer within {self.terms.deadline:g} s"
+        self.clock.lap("clients")
+
+    def _kind(self, held: bool) -> tuple[bytes, Broadcast]:
+        """The bytes for those who hold the last broadcast, or for the others, and what they say."""
+        if held not in self._kinds:
+            algorithm, broadcast = self.federation.algorithm, self.state.broadcast
+            last = None if broadcast is None else broadcast.reference
+            data = send(algorithm, self.state.server, self.number, held, last)
+            self._kinds[held] = data, receive(algorithm, data, last if held else None)
+        return self._kinds[held]
+
+    def _wait_for_ready(self) -> set[int]:
+        """Who of the chosen is there. One that was not there in the last round either is not waited for."""
+        end = time.monotonic() + GRACE
+        expected = set(filter(self._holds, self.chosen))
+        while True:
+            ready = {client for client in self.chosen if self.network.gate.is_ready(client)}
+            if expected <= ready or time.monotonic() > end:
+                return ready
+            self.network.gate.wait(0.05)
+
+    def _holds(self, client: int) -> bool:
+        return client in self.state.holders
+
+    def _push(self, clients: list[int], held: bool) -> None:
+        if not clients:
+            return
+        data = self._kind(held)[0]
+        group, seconds = Task(self.number, held).group, self.terms.deadline + 5.0
+        identities = self.network.link.push(clients, group, content(data), seconds)
+        self.network.gate.wake()
+        for client, identity in zip(clients, identities, strict=True):
+            self._pending[identity] = client, held
+            self._pushed.setdefault(client, time.monotonic())
+            self.traffic.add_download(data)
+            self.traffic_of.setdefault(client, ClientTraffic()).payload_down += len(data)
+
+    def _take(self, reply: Any, end: float) -> None:
+        """A reply: into the average, or the reason why not; without reference again where the client has lost it."""
+        client, held = self._pending.pop(reply.metadata.reply_to_message_id)
+        self.answered = self.answered or not _is_from_flower(reply)
+        if reply.has_error():
+            reason = str(reply.error.reason)
+            if held and reason.startswith("MissingReference") and time.monotonic() < end:
+                self._push([client], False)
+            else:
+                self.dropped[client] = f"client {client}: {_short(reason)}"
+            return
+        try:
+            data = unwrap(reply.content)
+            own = self.traffic_of[client]
+            own.payload_up += len(data)
+            own.seconds = time.monotonic() - self._pushed[client]
+            algorithm, parameters = self.federation.algorithm, self.federation.network.parameters
+            broadcast, bounds = self._kind(held)[1], self.terms.bounds
+            message = accept(algorithm, parameters, data, broadcast, self.number, bounds)
+            self.average.add(message)
+            self.traffic.add_upload(data, message, algorithm, broadcast)
+            self.holders.append(client)
+        except Exception as error:  # whatever a client sends must not stop the others
+            self.dropped[client] = f"client {client}: {type(error).__name__}: {_short(str(error))}"
+
+
+def new_run(folder: Path) -> str:
+    """A name for a new run, by which clients know what they remember of it."""
+    place = folder / "network"
+    place.mkdir(parents=True, exist_ok=True)
+    run = secrets.token_hex(8)
+    (place / "run").write_text(run, encoding="ascii")
+    (place / "bytes.jsonl").unlink(missing_ok=True)
+    return run
+
+
+def known_run(folder: Path) -> str:
+    """The name of a run to go on with; a new one where it had none."""
+    file = folder / "network" / "run"
+    return file.read_text(encoding="ascii") if file.is_file() else new_run(folder)
+
+
+def note_bytes(folder: Path, round: int, traffic_of: dict[int, ClientTraffic]) -> None:
+    """Add a round's line to network/bytes.jsonl: payload and socket bytes of each client."""
+    clients = {str(client): vars(traffic_of[client]) for client in sorted(traffic_of)}
+    with (folder / "network" / "bytes.jsonl").open("ab") as stream:
+        stream.write(json.dumps({"round": round, "clients": clients}).encode() + b"\n")
+
+
+def _say_goodbye(network: Connections, expected: Collection[int]) -> None:
+    """Tell the clients that the run is over, so that they end.
+
+    One of the last round that is just connecting again is waited for; whoever comes later finds the port closed.
+    """
+    from flwr.app import RecordDict
+
+    told: dict[str, int] = {}
+    heard: set[int] = set()
+    end = time.monotonic() + FAREWELL
+    while time.monotonic() < end:
+        there = [client for client in network.ready() if client not in heard and client not in told.values()]
+        if there:
+            told.update(zip(network.link.push(there, END, RecordDict(), FAREWELL), there, strict=True))
+            network.gate.wake()
+        for reply in network.link.pull(list(told)):
+            client = told.pop(str(reply.metadata.reply_to_message_id))
+            if not _is_from_flower(reply):
+                heard.add(client)
+        if not told and heard.issuperset(expected):
+            return
+        network.gate.wait(LOOK)
+
+
+def _is_from_flower(reply: Any) -> bool:
+    """An error that Flower itself gives in a client's stead: it is gone, or the time is over."""
+    from flwr.common.constant import ErrorCode
+
+    return bool(reply.has_error() and reply.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+
+
+def _names(clients: list[int]) -> str:
+    return ", ".join(map(str, clients))
+
+
+def _short(text: str) -> str:
+    """A client's words on one line of the record, and not many."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:200]

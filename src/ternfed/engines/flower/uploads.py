@@ -1,0 +1,81 @@
+"""What a server accepts from a client: a message of this model and round, finite, and within bounds.
+
+A registered client is not a trusted one. What fails here is left out of the average, and the round's record says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ternfed.algorithms.algorithm import Algorithm
+from ternfed.quantize.ternary import Ternary
+from ternfed.round.exchange import Broadcast, collect
+from ternfed.wire import Message, WireError
+
+
+class WrongRound(WireError):
+    """An upload of another round."""
+
+
+class NotFinite(WireError):
+    """An upload with a NaN or an infinity in it."""
+
+
+class OutOfBounds(WireError):
+    """An upload with a factor, a weight or a number of samples that no honest client would send."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The most that an upload may hold."""
+
+    scale: float = 10.0
+    """Of a ternary layer's factor."""
+    weight: float = 100.0
+    """Of a parameter's size."""
+    samples: int = 10_000_000
+    """That a client may say it trained on: its weight in the average."""
+
+    def __post_init__(self) -> None:
+        for key in ("scale", "weight", "samples"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key} = {getattr(self, key)}: a number above 0 is needed")
+
+
+def accept(
+    algorithm: Algorithm, parameters: Collection[str], data: bytes, broadcast: Broadcast, round: int, bounds: Bounds
+) -> Message:
+    """The upload in these bytes, or the WireError that names what is wrong with it."""
+    message = collect(algorithm, data, broadcast)
+    numbers = message.numbers
+    if not all(math.isfinite(number) for number in numbers.values()):
+        raise NotFinite("one of its numbers is not finite")
+    if numbers["round"] != round:
+        raise WrongRound(f"of round {numbers['round']:g}, this is round {round}")
+    samples = numbers["samples"]
+    if samples != int(samples) or not 1 <= samples <= bounds.samples:
+        raise OutOfBounds(f"{samples:g} samples: a whole number from 1 to {bounds.samples} is accepted")
+    for name, value in message.tensors.items():
+        if isinstance(value, Ternary):
+            size, most = max(float(value.positive), float(value.negative)), bounds.scale
+        else:
+            size, most = _largest(value, name), bounds.weight if name in parameters else math.inf
+        if size > most:
+            raise OutOfBounds(f"{name}: {size:g} is more than {most:g}")
+    return message
+
+
+def _largest(value: Tensor, name: str) -> float:
+    """max|value|; NotFinite where there is none."""
+    if not value.is_floating_point() or not value.numel():
+        return 0.0
+    low, high = torch.aminmax(value)
+    largest = max(-float(low), float(high))
+    if not math.isfinite(largest):
+        raise NotFinite(f"{name}: holds values that are not finite")
+    return largest

@@ -1,0 +1,160 @@
+"""The in-process engine: a whole federation on one machine, every message really encoded and decoded.
+
+`open_federation` makes everything an experiment needs, `play` runs its rounds, `record_into` does so into a run folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from torch import nn
+
+from ternfed.algorithms.algorithm import Algorithm, Memory
+from ternfed.data.values import DataSet
+from ternfed.experiment.experiment import Experiment, override
+from ternfed.quantize.ternary import NonFiniteError
+from ternfed.round.aggregate import Average
+from ternfed.round.exchange import Broadcast, collect, receive, send
+from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
+from ternfed.round.state import State, pack, unpack
+from ternfed.round.traffic import Clock, Traffic
+from ternfed.runs.folder import Round, RunFolder, Saved
+from ternfed.training.choose import train
+
+__all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
+
+CHUNK = 256
+"""So many clients are trained, and their models held, at a time."""
+
+CHECKPOINT_SECONDS = 10.0
+"""A run that is killed loses at most so much work, and a round."""
+
+
+class DivergedError(RuntimeError):
+    """Training ended in NaN or infinity on every client of a round."""
+
+
+def play(federation: Federation, state: State | None = None) -> Iterator[tuple[State, Round]]:
+    """The rounds that are left, one after another."""
+    state = state or federation.open()
+    while state.round < federation.experiment.federation.rounds:
+        state, outcome = play_round(federation, state)
+        yield state, outcome
+
+
+def federate(model: nn.Module, data: DataSet, *settings: str, device: str = "cpu") -> Iterator[Round]:
+    """Train a model of your own across simulated clients; after each round it holds the global weights.
+
+    `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say.
+    """
+    own = {"data": {"dataset": f"own:{data.name}"}}
+    federation = open_federation(Experiment.from_table(override(own, settings)), data, device, model)
+    for state, outcome in play(federation):
+        model.load_state_dict(state.server.weights)
+        yield outcome
+
+
+def record(federation: Federation, folder: RunFolder, saved: Saved | None = None) -> Iterator[Round]:
+    """The rounds that are left, each written to the run folder; checkpoints every few seconds and at the end."""
+    before = None if saved is None else unpack(federation.algorithm, saved.round, saved.tensors, saved.facts)
+    last = time.monotonic()
+    folder.note_partition(federation.class_counts())
+    for state, outcome in play(federation, before):
+        folder.append(outcome)
+        is_best = state.best_round == state.round
+        is_last = state.round == federation.experiment.federation.rounds
+        if is_best or is_last or time.monotonic() - last > CHECKPOINT_SECONDS:
+            folder.save_checkpoint(outcome, *pack(state), is_best=is_best)
+            last = time.monotonic()
+        yield outcome
+
+
+def record_into(
+    path: Path, federation: Federation, device: str, *, resume: bool = False, overwrite: bool = False
+) -> tuple[RunFolder, list[Round], Iterator[Round]]:
+    """A run folder, begun or gone on with; the rounds it holds already, and those to come as they are recorded."""
+    experiment = federation.experiment
+    if resume:
+        folder, _, past, saved = RunFolder.resume(path, experiment, device=device)
+        return folder, past, record(federation, folder, saved)
+    size = sum(tensor.nbytes for tensor in pack(federation.open())[0].values())
+    folder = RunFolder.create(path, experiment, overwrite=overwrite, checkpoint_bytes=size, device=device)
+    return folder, [], record(federation, folder)
+
+
+def play_round(federation: Federation, state: State) -> tuple[State, Round]:
+    """One round: broadcast, local training, uploads, average, update, evaluation."""
+    number, clock, traffic = state.round + 1, Clock(), Traffic()
+    chosen = federation.chosen(number)
+    received = _download(federation.algorithm, state, number, chosen, traffic)
+    clock.lap("broadcast")
+    memories = dict(state.memories)
+    average = Average()
+    dropped: list[str] = []
+    waiting = iter(chosen)
+    while chunk := list(islice(waiting, CHUNK)):
+        dropped += _train_and_upload(federation, number, chunk, received, memories, average, traffic, clock)
+    if len(dropped) == len(chosen):
+        raise DivergedError(f"training diverged on every client of round {number} ({dropped[0]}); lower training.rate")
+    after = RoundOutcome(received[chosen[0]], tuple(chosen), memories, dropped=tuple(dropped))
+    return conclude(federation, state, average.uploads(), traffic, clock, after)
+
+
+def _download(
+    algorithm: Algorithm, state: State, number: int, chosen: Sequence[int], traffic: Traffic
+) -> dict[int, Broadcast]:
+    """What each client receives: coded given the last broadcast for its holders, without reference for the others."""
+    last = None if state.broadcast is None else state.broadcast.reference
+    kinds: dict[bool, tuple[bytes, Broadcast]] = {}
+    for held in {client in state.holders for client in chosen}:
+        data = send(algorithm, state.server, number, held, last)
+        kinds[held] = data, receive(algorithm, data, last if held else None)
+    received = {}
+    for client in chosen:
+        data, received[client] = kinds[client in state.holders]
+        traffic.add_download(data)
+    return received
+
+
+def _train_and_upload(
+    federation: Federation,
+    number: int,
+    chunk: Sequence[int],
+    received: Mapping[int, Broadcast],
+    memories: dict[int, Memory],
+    average: Average,
+    traffic: Traffic,
+    clock: Clock,
+) -> list[str]:
+    """The clients' halves: start, local training, finish; their uploads go into the average as they arrive.
+
+    A client whose training diverged has nothing to send; the reasons come back, one for each.
+    """
+    dropped = []
+    sites = [federation.site(index) for index in chunk]
+    works = []
+    for site in sites:
+        broadcast = received[site.index]
+        work, memories[site.index] = prepare(site, number, broadcast, memories.get(site.index, {}))
+        works.append(work)
+    clock.lap("prepare")
+    training = sites[0].training(number)
+    for site, work, trained in zip(
+        sites, works, train(federation.network, training, federation.feed, works), strict=True
+    ):
+        clock.lap("train")
+        broadcast = received[site.index]
+        try:
+            data, memory = upload(site, number, broadcast, memories[site.index], work, trained)
+            message = collect(federation.algorithm, data, broadcast)
+            average.add(message)
+        except NonFiniteError as error:
+            dropped.append(f"client {site.index}: {error}")
+            continue
+        memories[site.index] = memory
+        traffic.add_upload(data, message, federation.algorithm, broadcast)
+        clock.lap("upload")
+    return dropped

@@ -1,0 +1,1 @@
+"""One experiment as one typed value and as TOML (docs/experiments.md)."""

@@ -1,0 +1,145 @@
+"""Networks and algorithms by name: the built-in ones, and a user's own as `module:function`.
+
+A name X is short for `ternfed.models:X` and `ternfed.algorithms.X:algorithm`. Which settings there are follows from
+the function itself: a network's options are its arguments, an algorithm's the dataclass of its argument `settings`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from math import prod
+from typing import Any, NamedTuple, get_type_hints
+
+import torch
+from torch import nn
+
+from ternfed import algorithms
+from ternfed.algorithms.algorithm import Algorithm, Network
+from ternfed.data.values import DataSet
+from ternfed.draws import seed_of
+from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown
+from ternfed.quantize.layers import NoTernaryLayersError, Quantizable
+
+NETWORKS = ("mlp", "cnn", "resnet18")
+
+FROM_DATA = ("shape", "inputs", "channels", "channels_in", "size", "classes")
+"""Arguments of a network's function that the data set decides."""
+
+
+class FoundAlgorithm(NamedTuple):
+    """What `module:function` holds."""
+
+    function: Callable[..., Algorithm]
+    """(network, training, settings) ─▶ Algorithm"""
+    settings: type[Any]
+    """The dataclass of its settings."""
+    presets: Mapping[str, Any]
+    """PRESETS of its module: named values of that dataclass."""
+
+
+def find_algorithm(name: str) -> FoundAlgorithm:
+    """The algorithm of that name; ExperimentError where there is none, or it is not made as one."""
+    key = "algorithm.name"
+    if ":" not in name and name not in built_in_algorithms():
+        raise ExperimentError(f"{key} = {shown(name)}: {either(built_in_algorithms())} or module:function is allowed")
+    function = find_function(key, name if ":" in name else f"{algorithms.__name__}.{name}:algorithm")
+    try:
+        settings = get_type_hints(function).get("settings")
+    except (NameError, TypeError) as error:
+        raise ExperimentError(f"{key} = {shown(name)}: its annotations cannot be read ({error})") from error
+    if not (isinstance(settings, type) and is_dataclass(settings)):
+        raise ExperimentError(f"{key} = {shown(name)}: needs an argument settings, annotated with a dataclass")
+    taken = {"name", "preset"} & set(settings.__dataclass_fields__)
+    if taken:
+        raise ExperimentError(
+            f"{key} = {shown(name)}: its settings need another name for {' and '.join(sorted(taken))}"
+        )
+    presets = getattr(inspect.getmodule(function), "PRESETS", {})
+    return FoundAlgorithm(function, settings, presets)
+
+
+@cache
+def built_in_algorithms() -> tuple[str, ...]:
+    """The files of `algorithms/` that hold a function `algorithm`."""
+    names = (module.name for module in pkgutil.iter_modules(algorithms.__path__))
+    return tuple(name for name in names if hasattr(import_module(f"{algorithms.__name__}.{name}"), "algorithm"))
+
+
+def network_options(name: str, given: Mapping[str, Any]) -> Table:
+    """The options of a network, given or its function's defaults."""
+    function = _network_function(name)
+    hints = get_type_hints(function)
+    options = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in FROM_DATA
+    }
+    for key, value in given.items():
+        if key not in options:
+            raise unknown(f"model.{key}", value, [f"model.{option}" for option in ("name", "ternary", *options)])
+    values = {**options, **given}
+    missing = [key for key, value in values.items() if value is inspect.Parameter.empty]
+    if missing:
+        raise ExperimentError(f"model.{missing[0]}: is needed, {name} has no default for it")
+    return {key: convert(value, hints.get(key, Any), f"model.{key}") for key, value in values.items()}
+
+
+def make_network(
+    name: str, ternary: str | tuple[str, ...], options: Mapping[str, Any], data: DataSet, seed: int
+) -> Network:
+    """The network for this data set, its first weights drawn from the seed, with its ternary layers chosen."""
+    function = _network_function(name)
+    facts = _facts(name, data)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_of(seed, "weights"))
+        try:
+            model = function(**facts, **options)
+        except (ValueError, TypeError) as error:
+            raise ExperimentError(f"model.name = {shown(name)}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ExperimentError(
+            f"model.name = {shown(name)}: returned {type(model).__name__}; a torch.nn.Module is needed"
+        )
+    if ternary == "inner":
+        try:
+            return Network.of(model)
+        except NoTernaryLayersError:
+            return Network(model)  # enough for an algorithm that quantizes nothing
+    patterns = ("*",) if ternary == "all" else ternary
+    layers = [layer for layer, module in model.named_modules() if isinstance(module, Quantizable)]
+    for pattern in patterns:
+        if not any(fnmatchcase(layer, pattern) for layer in layers):
+            raise ExperimentError(
+                f"model.ternary = {shown(pattern)}: matches no Linear or Conv layer; there is {', '.join(layers)}"
+            )
+    return Network.of(model, lambda layer, _: any(fnmatchcase(layer, pattern) for pattern in patterns))
+
+
+def _network_function(name: str) -> Callable[..., nn.Module]:
+    if ":" not in name and name not in NETWORKS:
+        raise ExperimentError(f"model.name = {shown(name)}: {either(NETWORKS)} or module:function is allowed")
+    return find_function("model.name", name if ":" in name else f"ternfed.models:{name}")
+
+
+def _facts(name: str, data: DataSet) -> Table:
+    """What a network's function may ask of the data."""
+    shape = tuple(data.train.inputs.shape[1:])
+    facts = {"shape": shape, "inputs": prod(shape), "classes": data.classes}
+    if len(shape) == 3:
+        facts |= {"channels": shape[0], "channels_in": shape[0], "size": shape[2]}
+    wanted = inspect.signature(_network_function(name)).parameters
+    if len(shape) != 3 and any(key in wanted for key in ("channels", "channels_in", "size")):
+        raise ExperimentError(
+            f"model.name = {shown(name)}: takes images, but a sample of {data.name} has the shape {shape}"
+        )
+    if "size" in wanted and shape[1] != shape[2]:
+        raise ExperimentError(
+            f"model.name = {shown(name)}: takes square images, but {data.name} has {shape[1]}×{shape[2]}"
+        )
+    return {key: value for key, value in facts.items() if key in wanted}

@@ -1,0 +1,120 @@
+"""The paper's table of elapsed time: what one client takes for its local epochs with each algorithm, in one run.
+
+A measurement is a client's whole half of a round but for the coding of its message: `start`, training on its own
+samples, `finish` (FTTQ's quantization, CMFL's relevance). It is taken in the second round, because CMFL has a last
+global update to compare with only then. Algorithms take turns, so that a busy moment of the machine is nobody's own.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ternfed.data.values import DataSet
+from ternfed.engines.simulate import play_round
+from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.settings import Table
+from ternfed.round.exchange import receive, send
+from ternfed.round.federation import Federation, open_federation, prepare
+from ternfed.runs.environment import environment
+from ternfed.training.choose import train
+
+ALGORITHMS = ("fedavg", "cmfl", "tfedavg")
+FILE = "elapsed.json"
+
+
+def measure(experiment: Experiment, data: DataSet, device: str, repetitions: int) -> Table:
+    """Median seconds of one client's local epochs with each algorithm, and every measurement behind them."""
+    own = torch.arange(len(data.train.labels))[: len(data.train.labels) // experiment.federation.clients]
+    with one_thread():
+        sides = _sides(experiment, data, own, device)
+        for side in sides.values():
+            side()
+        times = [{name: _seconds(side, device) for name, side in sides.items()} for _ in range(repetitions)]
+        where = environment(device)
+    every = {name: [row[name] for row in times] for name in sides}
+    return {
+        "model": experiment.model.name,
+        "device": device,
+        "samples": len(own),
+        "epochs": experiment.training.epochs,
+        "batch": experiment.training.batch,
+        "repetitions": repetitions,
+        "seconds": {name: statistics.median(values) for name, values in every.items()},
+        "all": every,
+        "environment": where,
+        "settings": experiment.to_table(),
+    }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes in one thread meanwhile: a second one makes small kernels slower, and rounds differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def read(folder: Path) -> Table | None:
+    """An earlier measurement; None where there is none."""
+    try:
+        found = json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"seconds", "settings"} <= set(found) else None
+
+
+def write(folder: Path, measured: Table) -> Path:
+    """Keep a measurement."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{FILE}.part"
+    part.write_text(json.dumps(measured, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    return part.replace(folder / FILE)
+
+
+def _sides(experiment: Experiment, data: DataSet, own: Tensor, device: str) -> dict[str, Callable[[], object]]:
+    """One client's half of the second round, by algorithm."""
+    alone = experiment.with_settings(["federation.clients=1", "federation.participation=1"])
+    base = replace(open_federation(alone, data, device), parts=[own])
+    sides = {}
+    for name in ALGORITHMS:
+        one = alone.with_settings([f"algorithm.name={name}"])
+        # The same network and the same data: a GPU then keeps one captured graph for all algorithms that train alike.
+        sides[name] = _second_round(replace(base, experiment=one, algorithm=one.make_algorithm(base.network)))
+    return sides
+
+
+def _second_round(federation: Federation) -> Callable[[], object]:
+    state, _ = play_round(federation, federation.open())
+    algorithm, site = federation.algorithm, federation.site(0)
+    last = None if state.broadcast is None else state.broadcast.reference
+    broadcast = receive(algorithm, send(algorithm, state.server, 2, True, last), last)
+    memory = dict(state.memories.get(0, {}))
+
+    def half() -> object:
+        work, remembered = prepare(site, 2, broadcast, memory)
+        (trained,) = train(federation.network, site.training(2), federation.feed, [work])
+        return algorithm.finish(trained.local, broadcast.message, remembered, site.client(2))
+
+    return half
+
+
+def _seconds(side: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    side()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -1,0 +1,132 @@
+"""The rows of the paper's tables and the curves of its figures, one TOML file each under `experiments/`.
+
+A file is an experiment like any other with one more table, `[reproduce]`: what it belongs to, what the paper reports,
+how many seeds are run and how long one takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from ternfed.experiment.experiment import Experiment, ExperimentError, read_table
+from ternfed.experiment.settings import Table, either, read
+
+PLACES = (Path(__file__).parents[3] / "experiments", Path(__file__).parents[1] / "experiments")
+"""In a checkout, and in an installed package."""
+
+SHOWN = {
+    "centralized": "Table I: models and hyperparameters, centralized training",
+    "communication": "Table II: communication costs on IID data",
+    "iid": "Table III: accuracies on IID data",
+    "non-iid": "Table IV: accuracies on non-IID data",
+    "elapsed": "Table V: elapsed time of 5 local epochs",
+    "convergence": "Figure: convergence over rounds and bits uploaded",
+    "distributions": "Figure: data distributions",
+    "convergence-nc5": "Figure: convergence with five classes a client",
+    "participation": "Figure: participation ratio",
+    "balance": "Figure: unbalancedness of the clients' sizes",
+    "search": "The search for the recipe, judged on validation data",
+    "ablation": "One choice of the recipe off at a time, judged on validation data",
+}
+"""What the rows belong to: the paper's tables and figures in its order, and what our own recipe was chosen by."""
+
+CHOOSING = frozenset({"search", "ablation"})
+"""Of these, the ones that settings are chosen by: judged on validation data, never on test data."""
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """The table `[reproduce]` of a row's file."""
+
+    title: str
+    shows: tuple[str, ...]
+    """Names of `SHOWN` that the row is part of."""
+    seeds: int
+    """It is run with the seeds 0, 1, …"""
+    minutes: float
+    """That one seed takes on `machine`."""
+    machine: str
+    device: Literal["cpu", "cuda"] = "cpu"
+    kind: Literal["run", "elapsed"] = "run"
+    """`elapsed`: seconds of local training are measured instead of a whole run."""
+    paper: float | None = None
+    """The paper's accuracy in percent."""
+    paper_std: float | None = None
+    repetitions: int = 20
+    """With `elapsed` alone: so many measurements of each algorithm."""
+    paper_seconds: tuple[float, ...] | None = None
+    """With `elapsed` alone: the paper's seconds of FedAvg, CMFL and T-FedAvg."""
+
+    def __post_init__(self) -> None:
+        for name in self.shows:
+            if name not in SHOWN:
+                raise ExperimentError(f"reproduce.shows = {name!r}: {either(SHOWN)} is allowed")
+        for name in ("seeds", "repetitions"):
+            if getattr(self, name) < 1:
+                raise ExperimentError(
+                    f"reproduce.{name} = {getattr(self, name)}: a whole number of at least 1 is allowed"
+                )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table, or one point of a curve."""
+
+    name: str
+    """Of its file, and of its folder under `results/`."""
+    about: Reproduce
+    settings: Table
+    """The experiment as the file gives it."""
+
+    @property
+    def chooses(self) -> bool:
+        """Settings are chosen by it."""
+        return not CHOOSING.isdisjoint(self.about.shows)
+
+    def experiment(self, seed: int = 0, settings: Sequence[str] = ()) -> Experiment:
+        """Its experiment with one of its seeds; `settings` (`key=value`) go before what the file says."""
+        given = Experiment.from_table({**self.settings, "name": self.name})
+        return given.with_settings([f"seed={seed}", *settings])
+
+
+def find_rows(places: Sequence[Path] = PLACES) -> dict[str, Row]:
+    """Every row by its name, in the order of the names, numbers in them by size."""
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        raise ExperimentError(f"{places[0]}: there is no such folder, and it should hold a TOML file for each row")
+    return {path.stem: read_row(path) for path in sorted(folder.glob("*.toml"), key=_by_name)}
+
+
+def read_row(path: Path) -> Row:
+    """The row of a file."""
+    table: dict[str, Any] = read_table(path)
+    if not isinstance(about := table.pop("reproduce", None), dict):
+        raise ExperimentError(f"{path}: has no table [reproduce], and a row needs one")
+    try:
+        return Row(path.stem, read(Reproduce, about, "reproduce"), table)
+    except ExperimentError as error:
+        raise ExperimentError(f"{path}: {error}") from error
+
+
+def choose_rows(rows: dict[str, Row], names: Sequence[str]) -> list[Row]:
+    """The rows that are named: by their own name, by one with wildcards, by a table or figure, or by `all`."""
+    chosen: dict[str, Row] = {}
+    for name in names:
+        found = [r for r in rows.values() if name in ("all", *r.about.shows) or fnmatchcase(r.name, name)]
+        if not found:
+            near = get_close_matches(name, [*rows, *SHOWN], n=1)
+            meant = f"did you mean {near[0]}?" if near else "--list shows them"
+            raise ExperimentError(f"{name}: no row, table or figure has this name; {meant}")
+        chosen |= {row.name: row for row in found}
+    return list(chosen.values())
+
+
+def _by_name(path: Path) -> list[tuple[int, str]]:
+    """`balance-20` comes before `balance-100`."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", path.stem)]

@@ -1,0 +1,201 @@
+"""Turns any `nn.Module` into one that trains ternary weights: prepare, train, freeze.
+
+    ternarize_(model)                                   # prepare: chosen weights become latent weights + factors
+    optimizer = SGD(parameter_groups(model, lr=0.1))    # train, with any optimizer and loop
+    plain = freeze(model)                               # a plain module whose weights are scale × code
+
+Built on `torch.nn.utils.parametrize`: the latent weight is `NAME.parametrizations.weight.original`, its factors are
+`NAME.parametrizations.weight.0.factors`, and `state_dict` carries both. A forward pass of the prepared model
+quantizes all its layers in a few kernels (`fused.py`); a layer called on its own quantizes itself (`ternary.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ternfed.quantize.fused import quantize_all
+from ternfed.quantize.ternary import Quantizer, Ternary, check_finite, quantize, start_factors, ternary_of
+
+Predicate = Callable[[str, nn.Module], bool]
+Model = TypeVar("Model", bound=nn.Module)
+
+Quantizable = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+class NoTernaryLayersError(ValueError):
+    """The model has no layer to make ternary, or none that is."""
+
+
+def ternarize_(model: Model, quantizer: Quantizer | None = None, where: Predicate | None = None) -> Model:
+    """Prepare a model in place (and return it): every chosen `weight` becomes latent weights and factors.
+
+    Chosen are all Linear and Conv layers but the first and the last, as in the paper; or those for which
+    `where(name, module)` is true. Weights keep their values as latent weights; factors start at the optimal scale.
+    """
+    quantizer = quantizer or Quantizer()
+    chosen = _chosen(model, where)
+    for name, module in chosen:
+        check_finite(module.weight, f"{name}.weight")
+    for _, module in chosen:
+        parametrize.register_parametrization(module, "weight", _TernaryWeight(module.weight, quantizer))
+    if len(chosen) > 1:  # one layer alone has nothing to be put together with
+        together = _QuantizeTogether(_prepared(model))
+        model.register_forward_pre_hook(together)
+        model.register_forward_hook(together.clear, always_call=True)
+    return model
+
+
+def ternary_names(model: nn.Module, where: Predicate | None = None) -> tuple[str, ...]:
+    """The weights that `ternarize_` would make ternary, by name, without touching the model."""
+    return tuple(f"{name}.weight".removeprefix(".") for name, _ in _chosen(model, where))
+
+
+def ternary_weights(model: nn.Module) -> dict[str, Ternary]:
+    """The ternary weights of a prepared model by their name in the plain one (`conv2.weight`)."""
+    return {
+        layer.name: ternary_of(layer.latent, layer.weight.factors, layer.weight.quantizer, layer.name)
+        for layer in _prepared(model)
+    }
+
+
+def freeze(model: Model) -> Model:
+    """A copy of a prepared model as a plain module, whose ternary weights are exactly scale × code."""
+    weights = ternary_weights(model)
+    plain = deepcopy(model)
+    for module in plain.modules():
+        _drop_hooks(module)
+    for name, ternary in weights.items():
+        module = plain.get_submodule(name.removesuffix("weight").removesuffix("."))
+        # Removal edits the class that parametrization made, which deepcopy shares with the original: take a copy first.
+        shared = type(module)
+        module.__class__ = type(shared.__name__, shared.__bases__, dict(vars(shared)))
+        parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+        cast(Tensor, module.weight).data.copy_(ternary.dense())
+    return plain
+
+
+def parameter_groups(
+    model: nn.Module, lr: float, *, latents: float = 1.0, factors: float = 1.0, **options: Any
+) -> list[dict[str, Any]]:
+    """Optimizer groups `latents`, `factors` and `others`; the first two learn at so many times `lr`.
+
+    Latent weights move only by flipping trits, and the rate of flips is what has to be controlled; factors scale a
+    whole layer. So each wants a rate of its own (docs/LOG.md). Further options go into every group.
+    """
+    latent_weights = [layer.latent for layer in _prepared(model)]
+    layer_factors = [layer.weight.factors for layer in _prepared(model) if layer.weight.factors is not None]
+    special = {id(p) for p in (*latent_weights, *layer_factors)}
+    others = [p for p in model.parameters() if id(p) not in special]
+    groups = (
+        {"name": "latents", "params": latent_weights, "lr": lr * latents},
+        {"name": "factors", "params": layer_factors, "lr": lr * factors},
+        {"name": "others", "params": others, "lr": lr},
+    )
+    return [{**group, **options} for group in groups if group["params"]]
+
+
+class _TernaryWeight(nn.Module):
+    """The parametrization of one weight: latent weights in, ternary weights out."""
+
+    def __init__(self, latent: Tensor, quantizer: Quantizer) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+        factors = start_factors(latent.detach(), quantizer)
+        self.factors = None if factors is None else nn.Parameter(factors)
+        self.ready: Tensor | None = None
+
+    def forward(self, latent: Tensor) -> Tensor:
+        # What was made ready for autocast does not suit a layer that the model excludes from it.
+        if self.ready is None or self.ready.dtype != (_autocast_dtype(latent) or latent.dtype):
+            return quantize(latent, self.factors, self.quantizer)
+        return self.ready
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+class _Layer(NamedTuple):
+    """One prepared weight: its name in the plain model, and where its latent weights and factors are."""
+
+    name: str
+    entry: parametrize.ParametrizationList
+    weight: _TernaryWeight
+
+    @property
+    def latent(self) -> Tensor:
+        return self.entry.original
+
+
+class _QuantizeTogether:
+    """Hooks of the prepared model: quantize all its layers before a forward pass, forget the result after it.
+
+    An object rather than a closure, so that `deepcopy` of the model makes it point at the copy's layers.
+    """
+
+    def __init__(self, layers: list[_Layer]) -> None:
+        self.layers = layers
+
+    def __call__(self, _model: nn.Module, _inputs: object) -> None:
+        latents = [layer.latent for layer in self.layers]
+        factors = [layer.weight.factors for layer in self.layers if layer.weight.factors is not None]
+        weights = quantize_all(latents, factors, self.layers[0].weight.quantizer, dtype=_autocast_dtype(latents[0]))
+        for layer, weight in zip(self.layers, weights, strict=True):
+            layer.weight.ready = weight
+
+    def clear(self, _model: nn.Module, _inputs: object, _output: object) -> None:
+        for layer in self.layers:
+            layer.weight.ready = None
+
+
+def _autocast_dtype(like: Tensor) -> torch.dtype | None:
+    """What autocast, where it is on, would cast a weight to: done for all layers at once, it costs one kernel."""
+    device = like.device.type
+    active = torch.is_autocast_enabled(device) and like.dtype != torch.float64  # which autocast leaves alone
+    return torch.get_autocast_dtype(device) if active else None
+
+
+def _chosen(model: nn.Module, where: Predicate | None) -> list[tuple[str, Quantizable]]:
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Quantizable)]
+    if where is None:
+        chosen = layers[1:-1]
+        hint = f"it has {len(layers)} Linear and Conv layers, and the first and the last stay in full precision"
+    else:
+        chosen = [(name, module) for name, module in layers if where(name, module)]
+        hint = f"the predicate chose none of its {len(layers)} Linear and Conv layers"
+    if not chosen:
+        raise NoTernaryLayersError(f"{type(model).__name__} has no layer to make ternary: {hint}")
+    owner: dict[int, str] = {}
+    for name, module in chosen:
+        if parametrize.is_parametrized(module, "weight"):
+            raise ValueError(f"{name}.weight is parametrized already; a model is prepared once")
+        if module.weight.numel() == 0:
+            raise ValueError(f"{name}.weight has no elements")
+        first = owner.setdefault(id(module.weight), name)
+        if first != name:
+            raise ValueError(f"{first}.weight and {name}.weight are one shared parameter; leave one out by a predicate")
+    return chosen
+
+
+def _prepared(model: nn.Module) -> list[_Layer]:
+    layers = []
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module, "weight"):
+            entry = cast(nn.ModuleDict, module.parametrizations)["weight"]
+            if isinstance(entry, parametrize.ParametrizationList) and isinstance(entry[0], _TernaryWeight):
+                layers.append(_Layer(f"{name}.weight".removeprefix("."), entry, entry[0]))
+    if not layers:
+        raise NoTernaryLayersError(f"{type(model).__name__} has no ternary layer; ternarize_(model) prepares it")
+    return layers
+
+
+def _drop_hooks(module: nn.Module) -> None:
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", hook), _QuantizeTogether):
+                del hooks[key]

@@ -1,0 +1,235 @@
+"""An experiment made ready to run, and the two halves of a round that every engine shares.
+
+The client's half is `prepare`, training, `upload`; the server's is `conclude`. Who calls them and who carries the bytes
+between them, is the engine's business: `simulate.py` on one machine, `flower/` over a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from ternfed import draws
+from ternfed.algorithms.algorithm import (
+    Algorithm,
+    Client,
+    Helpers,
+    Memory,
+    Network,
+    Training,
+    Uploads,
+    dense_weights,
+)
+from ternfed.data.partitions import histogram
+from ternfed.data.values import DataSet
+from ternfed.experiment.experiment import Experiment, ExperimentError
+from ternfed.round.exchange import Broadcast, reply
+from ternfed.round.state import State
+from ternfed.round.traffic import Clock, Traffic
+from ternfed.runs.folder import Round
+from ternfed.training.choose import train
+from ternfed.training.evaluation import Evaluator
+from ternfed.training.work import Trained, TrainingData, Work
+
+
+@dataclass(frozen=True)
+class Site:
+    """One client's place of work: the network, the algorithm, and the samples that are its own."""
+
+    experiment: Experiment
+    network: Network
+    algorithm: Algorithm
+    feed: TrainingData
+    own: Tensor
+    """Its samples, as indices into the feed."""
+    index: int
+    count: int
+    """Of how many clients in all."""
+
+    def client(self, round: int) -> Client:
+        """The client as the algorithm sees it in a round."""
+        draw = partial(draws.generator, self.experiment.seed, round=round, client=self.index)
+        return Client(self.index, self.count, draw)
+
+    def training(self, round: int) -> Training:
+        """How it trains in a round."""
+        return replace(self.algorithm.training, rate=self.experiment.rate_at(round))
+
+
+@dataclass(frozen=True)
+class Federation:
+    """An experiment made ready to run: the network, the algorithm, and who holds which data."""
+
+    experiment: Experiment
+    network: Network
+    algorithm: Algorithm
+    feed: TrainingData
+    parts: Sequence[Tensor]
+    """The samples of each client, as indices into the feed."""
+    test: Evaluator
+    held_out: Evaluator | None
+    """Data kept on the server, taken from the training set."""
+
+    @cached_property
+    def parameter_count(self) -> int:
+        """Numbers that are trained."""
+        return sum(parameter.numel() for parameter in self.network.model.parameters())
+
+    @cached_property
+    def fp32_bytes(self) -> int:
+        """What the whole model costs as raw numbers: float32, and counters in eight bytes."""
+        return sum(t.numel() * (4 if t.is_floating_point() else 8) for t in self.network.weights().values())
+
+    def site(self, index: int) -> Site:
+        """A client's place of work."""
+        return Site(self.experiment, self.network, self.algorithm, self.feed, self.parts[index], index, len(self.parts))
+
+    def chosen(self, round: int) -> list[int]:
+        """The clients of a round."""
+        return draws.participants(
+            self.experiment.seed, round, len(self.parts), self.experiment.federation.participation
+        )
+
+    def class_counts(self) -> list[list[int]]:
+        """How many samples of each class each client holds."""
+        labels = self.feed.samples.labels.cpu()
+        counts: list[list[int]] = histogram(labels, self.parts, int(labels.max()) + 1).tolist()
+        return counts
+
+    def open(self) -> State:
+        """Before the first round."""
+        return State(0, self.algorithm.open(self.network.weights()))
+
+
+def open_federation(
+    experiment: Experiment, data: DataSet, device: str = "cpu", model: nn.Module | None = None
+) -> Federation:
+    """Model, partition and evaluators of an experiment, drawn from its seed; or with a model of the caller's own."""
+    experiment.check_with(data)
+    network = experiment.make_network(data) if model is None else Network.of(model)
+    algorithm = experiment.make_algorithm(network)
+    held, parts = experiment.make_partition(data.train.labels)
+    if algorithm.central:
+        parts = [torch.cat(parts)]
+    held_out = Evaluator.of(network, data, data.train.take(held), device) if len(held) else None
+    if algorithm.needs_held_out and held_out is None:
+        raise ExperimentError(f"data.hold_out = 0: {algorithm.name} judges models on data held out on the server")
+    test = Evaluator.of(network, data, data.test, device)
+    return Federation(experiment, network, algorithm, TrainingData.of(data, device), parts, test, held_out)
+
+
+def prepare(site: Site, round: int, broadcast: Broadcast, memory: Memory) -> tuple[Work, Memory]:
+    """Client: what it will train, from what it received and what it remembers."""
+    local, memory = site.algorithm.start(broadcast.message, memory, site.client(round))
+    seed, augment = site.experiment.seed, site.feed.augment
+    work = Work.draw(local, site.own, site.training(round), augment, seed=seed, round=round, client=site.index)
+    return work, memory
+
+
+def upload(
+    site: Site, round: int, broadcast: Broadcast, memory: Memory, work: Work, trained: Trained
+) -> tuple[bytes, Memory]:
+    """Client: the bytes it sends, and what it will remember."""
+    message, memory = site.algorithm.finish(trained.local, broadcast.message, memory, site.client(round))
+    return reply(site.algorithm, message, _numbers(site, broadcast, round, work, trained), broadcast), memory
+
+
+def answer(site: Site, round: int, broadcast: Broadcast, memory: Memory) -> tuple[bytes, Memory]:
+    """Client: its whole half of a round."""
+    work, memory = prepare(site, round, broadcast, memory)
+    (trained,) = train(site.network, site.training(round), site.feed, [work])
+    return upload(site, round, broadcast, memory, work, trained)
+
+
+def conclude(
+    federation: Federation, state: State, uploads: Uploads, traffic: Traffic, clock: Clock, after: RoundOutcome
+) -> tuple[State, Round]:
+    """Server: the next state and the round's record, from what arrived."""
+    number = state.round + 1
+    server = federation.algorithm.update(state.server, uploads, _helpers(federation, number))
+    clock.lap("aggregate")
+    accuracy, loss = federation.test.evaluate(server.weights)
+    validation = None if federation.held_out is None else federation.held_out.accuracy(server.weights)
+    clock.lap("evaluate")
+    judged = -1.0 if validation is None else validation
+    best = (judged, number) if validation is None or judged > state.best else (state.best, state.best_round)
+    kept = {index: memory for index, memory in after.memories.items() if memory}
+    reached = State(number, server, kept, after.holders, after.broadcast, *best)
+    algorithm = federation.algorithm
+    codes = algorithm.reference(algorithm.broadcast(server, False))
+    travels = 0 if algorithm.central else 1
+    outcome = Round(
+        round=number,
+        accuracy=accuracy,
+        loss=loss,
+        train_loss=uploads.numbers.get("loss"),
+        validation=validation,
+        bytes_up=traffic.up * travels,
+        bytes_down=traffic.down * travels,
+        bytes_up_fp32=federation.fp32_bytes * traffic.uploads * travels,
+        bytes_down_fp32=federation.fp32_bytes * traffic.downloads * travels,
+        bits_per_weight_up=traffic.bits_per_weight(federation.parameter_count) if travels else None,
+        clients=len(after.holders) + len(after.missing),
+        skipped=uploads.skipped,
+        dropped=after.dropped,
+        strategy=str(server.facts["strategy"]) if "strategy" in server.facts else None,
+        changed=_changed(after.broadcast.codes, codes),
+        zeros=_zeros(codes),
+        layer_bits=traffic.layer_bits(),
+        seconds=clock.seconds,
+    )
+    return reached, outcome
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What a round leaves behind beside the average."""
+
+    broadcast: Broadcast
+    holders: tuple[int, ...]
+    """Who holds that broadcast now."""
+    memories: Mapping[int, Memory] = field(default_factory=dict)
+    """What each client remembers, where clients are no machines of their own."""
+    missing: tuple[int, ...] = ()
+    """Who was asked and did not answer."""
+    dropped: tuple[str, ...] = ()
+    """One reason for each upload that did not count."""
+
+
+def _numbers(site: Site, broadcast: Broadcast, round: int, work: Work, trained: Trained) -> dict[str, float]:
+    """The numbers that go with an upload."""
+    numbers = {"round": float(round), "samples": float(work.order.shape[1]), "loss": trained.loss}
+    if any("accuracy" in schema.numbers for schema in site.algorithm.up):
+        model = {**site.network.weights(), **dense_weights(broadcast.message)}
+        numbers["accuracy"] = Evaluator(site.network, site.feed.plain(work.order[0])).accuracy(model)
+    return numbers
+
+
+def _helpers(federation: Federation, number: int) -> Helpers:
+    rounds = federation.experiment.federation.rounds
+
+    def reaches_share(share: float) -> bool:
+        return number - 1 < share * rounds <= number
+
+    evaluator = federation.held_out
+    if evaluator is None:  # and so the algorithm asks for neither, or open_federation had refused
+        return Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights, reaches_share=reaches_share)
+    return Helpers(judge=evaluator.accuracy, statistics=evaluator.statistics, reaches_share=reaches_share)
+
+
+def _changed(before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor] | None) -> float | None:
+    """The share of trits that differ between two broadcasts."""
+    if before is None or after is None:
+        return None
+    different = sum(int((before[name] != after[name]).sum()) for name in after)
+    return different / sum(codes.numel() for codes in after.values())
+
+
+def _zeros(codes: Mapping[str, Tensor] | None) -> float | None:
+    if codes is None:
+        return None
+    return sum(int((part == 0).sum()) for part in codes.values()) / sum(part.numel() for part in codes.values())

@@ -1,0 +1,1 @@
+"""The run folder: records, environment, checkpoints (docs/experiments.md)."""

@@ -1,0 +1,376 @@
+"""The run folder: what the experiment was, what came out of each round, what is needed to go on (docs/experiments.md).
+
+    config.toml         the experiment, every setting      state.safetensors   what the next round depends on
+    environment.json    where it ran                       last.safetensors    the model after the last round
+    rounds.jsonl        one record a round                 best.safetensors    the model that judged best
+    timing.jsonl        seconds of each round              summary.json        the result, when all rounds are done
+    partition.json      classes that each client holds
+
+Everything but timing, environment and summary is the same bytes for the same experiment, resumed or not. A run may be
+killed at any moment: a file is replaced whole or not at all, `state.safetensors` is the one that counts, and `resume`
+brings the others to its round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.settings import Table, shown
+from ternfed.runs.environment import environment
+from ternfed.runs.records import Round, as_line, best_round, read_rounds, read_timing, summarise, with_seconds
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: two processes in one folder go unnoticed
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["MODEL", "Resumed", "Round", "Run", "RunError", "RunFolder", "Saved", "best_round", "read_run", "summarise"]
+
+MODEL = "server/weights/"
+"""Tensors of a state under this prefix are the model; `last` and `best` hold them without it."""
+
+FILES = (
+    "config.toml", "environment.json", "rounds.jsonl", "timing.jsonl", "state.safetensors", "last.safetensors",
+    "best.safetensors", "partition.json", "summary.json",
+)  # fmt: skip
+
+BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError)
+"""What reading a damaged file may raise."""
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used; one sentence that says why and what to do."""
+
+
+class Saved(NamedTuple):
+    """What `save_checkpoint` kept."""
+
+    round: int
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class Resumed(NamedTuple):
+    """A run to go on with."""
+
+    folder: RunFolder
+    experiment: Experiment
+    rounds: list[Round]
+    """The records up to the saved round."""
+    saved: Saved | None
+    """None when no checkpoint was reached: the run starts with its first round."""
+
+
+class Run(NamedTuple):
+    """A run to look at, finished or not."""
+
+    settings: Table
+    """The plain table of the experiment, so that a user's own modules need not be importable."""
+    environment: list[Table]
+    rounds: list[Round]
+    summary: Table | None
+    partition: list[list[int]] | None
+    """Samples of each class on each client, where the run noted them."""
+
+
+class RunFolder:
+    """A folder that this process, and no other, writes a run to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = _lock(path)
+
+    @staticmethod
+    def create(
+        path: str | Path,
+        experiment: Experiment,
+        *,
+        overwrite: bool = False,
+        checkpoint_bytes: int = 0,
+        device: str = "cpu",
+    ) -> RunFolder:
+        """A new run: the folder made, seen to be writable and to have room; RunError where not.
+
+        `checkpoint_bytes` is the size of one checkpoint. `overwrite` deletes the files of an earlier run, no others.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            here = [entry.name for entry in path.iterdir() if not entry.name.endswith(".part")]
+            free = shutil.disk_usage(path).free
+        except OSError as error:
+            raise RunError(f"{path}: is no folder to write a run to ({error.strerror}); name another") from error
+        if here and not overwrite:
+            go_on = "go on with its run by --resume, or " if "config.toml" in here else ""
+            raise RunError(f"{path}: is not empty; {go_on}name another folder")
+        # State, last and best, and one of them twice while it is replaced. A record is under a kilobyte.
+        needed = 4 * checkpoint_bytes + 1024 * experiment.federation.rounds + 2**20
+        if free < needed:
+            raise RunError(
+                f"{path}: its disk has {free / 1e6:.1f} MB free and the run needs about {needed / 1e6:.1f} MB; "
+                "make room or name another folder"
+            )
+        folder = RunFolder(path)
+        try:
+            folder._clear()
+            folder._replace("config.toml", experiment.to_toml().encode())
+            folder._note_environment(device)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @staticmethod
+    def resume(path: str | Path, experiment: Experiment | None = None, *, device: str = "cpu") -> Resumed:
+        """A run as it stood at its last checkpoint, whatever happened after that.
+
+        An experiment that is given must be the folder's own. Only its number of rounds may be another, so that a
+        finished run can be made longer; not with a cosine schedule, whose rates depend on that number.
+        """
+        path = Path(path)
+        own = Experiment.from_table(_read_config(path))
+        folder = RunFolder(path)
+        try:
+            resumed = folder._resume(own, experiment or own)
+            folder._note_environment(device)
+        except BaseException:
+            folder.close()
+            raise
+        return resumed
+
+    def append(self, record: Round) -> None:
+        """Add a round's record; on the disk when this returns."""
+        self._append("rounds.jsonl", record.to_line())
+        self._append("timing.jsonl", record.timing_line(), lasting=False)
+
+    def save_checkpoint(
+        self, record: Round, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, is_best: bool
+    ) -> None:
+        """Keep what the next round depends on: tensors by name (the model's under `MODEL`), and facts as JSON has them.
+
+        The record is the round's own, appended before or after. The state is written first: the models follow from it.
+        """
+        # Tensors come back in their order too: whoever joins them end to end must not get another sequence.
+        line, order = record.to_line().decode(), list(tensors)
+        inside = {"facts": dict(facts), "is_best": is_best, "order": order, "record": line}
+        self._replace("state.safetensors", _pack(tensors, inside))
+        saved = Saved(record.round, dict(tensors), {})
+        self._replace("last.safetensors", _model(saved), lasting=False)  # else made again from the state
+        if is_best:
+            self._replace("best.safetensors", _model(saved))
+
+    def note_partition(self, class_counts: Sequence[Sequence[int]]) -> None:
+        """Keep how many samples of each class each client holds."""
+        self._replace("partition.json", as_line({"classes": class_counts}))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The result, when all rounds are done."""
+        self._replace("summary.json", _page(summary))
+
+    def close(self) -> None:
+        """Let another process have the folder. The end of this one, however it comes, does the same."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _resume(self, own: Experiment, wanted: Experiment) -> Resumed:
+        for name in FILES:
+            (self.path / f"{name}.part").unlink(missing_ok=True)
+        saved, record, is_best = self._read_state()
+        done = 0 if saved is None else saved.round
+        _check_same(self.path, own, wanted, done)
+        timing, timing_size = read_timing(self.path / "timing.jsonl", done)
+        rounds, rounds_size = read_rounds(self.path / "rounds.jsonl", done)
+        if len(rounds) < done - 1:
+            raise RunError(
+                f"{self.path}: rounds.jsonl can be read up to round {len(rounds)} only, but the state is that of round "
+                f"{done}; start the run again in another folder"
+            )
+        self._truncate("timing.jsonl", timing_size)
+        self._truncate("rounds.jsonl", rounds_size)
+        if record is not None and len(rounds) == done - 1:  # killed between checkpoint and record
+            self._append("rounds.jsonl", record.to_line())
+            rounds.append(record)
+        if saved is not None:
+            self._repair("last.safetensors", saved)
+            if is_best:
+                self._repair("best.safetensors", saved)
+        if wanted != own:
+            self._replace("config.toml", wanted.to_toml().encode())
+        if done < wanted.federation.rounds:
+            (self.path / "summary.json").unlink(missing_ok=True)
+        return Resumed(self, wanted, with_seconds(rounds, timing), saved)
+
+    def _read_state(self) -> tuple[Saved | None, Round | None, bool]:
+        file = self.path / "state.safetensors"
+        if not file.exists():
+            return None, None, False
+        try:
+            tensors, inside = _unpack(file)
+            record = Round.from_line(inside["record"].encode())
+            ordered = {name: tensors[name] for name in inside["order"]}
+            return Saved(record.round, ordered, inside["facts"]), record, inside["is_best"]
+        except BROKEN as error:
+            raise RunError(f"{file}: is damaged ({error}); start the run again in another folder") from error
+
+    def _repair(self, name: str, saved: Saved) -> None:
+        """A model that a kill, or a power cut, kept from following the state."""
+        try:
+            follows = _unpack(self.path / name)[1]["round"] == saved.round
+        except BROKEN:
+            follows = False
+        if not follows:
+            self._replace(name, _model(saved))
+
+    def _note_environment(self, device: str) -> None:
+        """One entry, and one more for each resumption in another environment than the one before."""
+        known, now = _read_json(self.path / "environment.json") or [], environment(device)
+        if not known or known[-1] != now:
+            self._replace("environment.json", _page([*known, now]))
+
+    def _clear(self) -> None:
+        try:
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+                (self.path / f"{name}.part").unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be emptied ({error.strerror}); name another folder") from error
+
+    def _replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+        """A file's new content, whole or not at all; `lasting`: a power cut leaves the old or the new one, too."""
+        part = self.path / f"{name}.part"
+        try:
+            with part.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                if lasting:
+                    os.fsync(stream.fileno())
+            part.replace(self.path / name)
+        except OSError as error:
+            raise self._unwritable(name, error) from error
+
+    def _append(self, name: str, line: bytes, *, lasting: bool = True) -> None:
+        try:
+            with (self.path / name).open("ab") as stream:
+                stream.write(line)
+                stream.flush()
+                if lasting:
+                    os.fsync(stream.fileno())
+        except OSError as error:
+            raise self._unwritable(name, error) from error
+
+    def _truncate(self, name: str, size: int) -> None:
+        if (self.path / name).exists():
+            os.truncate(self.path / name, size)
+
+    def _unwritable(self, name: str, error: OSError) -> RunError:
+        return RunError(f"{self.path}: {name} cannot be written ({error.strerror}); see to it and go on by --resume")
+
+
+def fresh_folder(name: str, under: str | Path = "runs") -> Path:
+    """A place for a new run that is not there yet: `name`, `name-2`, …"""
+    folder, number = Path(under) / name, 2
+    while folder.exists():
+        folder, number = Path(under) / f"{name}-{number}", number + 1
+    return folder
+
+
+def read_run(path: str | Path) -> Run:
+    """What a folder holds, whether its run is finished, running or killed. Changes nothing."""
+    path = Path(path)
+    rounds, timing = read_rounds(path / "rounds.jsonl")[0], read_timing(path / "timing.jsonl")[0]
+    return Run(
+        settings=_read_config(path),
+        environment=_read_json(path / "environment.json") or [],
+        rounds=with_seconds(rounds, timing),
+        summary=_read_json(path / "summary.json"),
+        partition=(_read_json(path / "partition.json") or {}).get("classes"),
+    )
+
+
+def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> None:
+    for key, old, new in own.differences(wanted):
+        if key != "federation.rounds":
+            raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and goes on only with that")
+        for depends, what in (
+            (own.training.schedule == "cosine", "the rates of its cosine schedule depend"),
+            (getattr(own.algorithm.settings, "full_at", ()), "its broadcasts by algorithm.full_at depend"),
+        ):
+            if depends:
+                raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, on which {what}")
+        if new < done:
+            raise RunError(f"{key} = {shown(new)}: the run in {path} is past that, after round {done}")
+
+
+def _pack(tensors: Mapping[str, Tensor], inside: Mapping[str, Any]) -> bytes:
+    """Tensors and facts as safetensors: the same bytes for the same content."""
+    seen: set[int] = set()
+    separate: dict[str, Tensor] = {}
+    for name, tensor in sorted(tensors.items()):
+        tensor = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory.
+        separate[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
+        seen.add(tensor.untyped_storage().data_ptr())
+    # One key, because safetensors writes several in no fixed order.
+    return save(separate, {"ternfed": json.dumps(inside, sort_keys=True)})
+
+
+def _unpack(file: Path) -> tuple[dict[str, Tensor], Table]:
+    with safe_open(file, framework="pt") as stream:
+        inside: Table = json.loads(stream.metadata()["ternfed"])
+        return {name: stream.get_tensor(name) for name in stream.keys()}, inside  # noqa: SIM118
+
+
+def _model(saved: Saved) -> bytes:
+    weights = {key.removeprefix(MODEL): tensor for key, tensor in saved.tensors.items() if key.startswith(MODEL)}
+    return _pack(weights, {"round": saved.round})
+
+
+def _read_config(path: Path) -> Table:
+    try:
+        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: holds no run, config.toml cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise RunError(f"{path}: config.toml is damaged ({error})") from error
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _page(values: Any) -> bytes:
+    return json.dumps(values, ensure_ascii=False, indent=2, allow_nan=False).encode() + b"\n"
+
+
+def _lock(path: Path) -> int | None:
+    """The folder, held open and locked; the system lets go of it when the process ends."""
+    if fcntl is None:
+        return None
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise RunError(f"{path}: another process is writing its run there; wait for it or stop it") from error
+    return handle

@@ -1,0 +1,174 @@
+"""What came out of a round, as a value and as a line of JSON, and what a whole run comes to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.settings import Table
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came out of one round. Accuracies and shares are 0 to 1; bytes are lengths of what was really encoded."""
+
+    round: int
+    """The first is 1."""
+    accuracy: float
+    """On test data."""
+    loss: float
+    """On test data."""
+    train_loss: float | None
+    """Mean over the clients' last local epoch."""
+    validation: float | None
+    """Accuracy on the data held out on the server."""
+    bytes_up: int
+    bytes_down: int
+    bytes_up_fp32: int
+    """What the same messages cost as raw float32."""
+    bytes_down_fp32: int
+    bits_per_weight_up: float | None
+    """Of the uploads' trits, a ternary weight."""
+    clients: int
+    """So many took part."""
+    skipped: int = 0
+    """Of these, so many kept their update to themselves."""
+    dropped: tuple[str, ...] = ()
+    """One reason for each upload that did not count."""
+    strategy: str | None = None
+    """`I`: the quantized model is broadcast. `II`: the full-precision one."""
+    changed: float | None = None
+    """Share of the broadcast's trits that differ from those of the broadcast before."""
+    zeros: float | None = None
+    """Share of the broadcast's trits that are 0."""
+    layer_bits: Mapping[str, float] | None = None
+    """Of each ternary layer in the uploads: the entropy of its trits given the broadcast's, in bits a weight."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By phase. In a file of its own, because it is never the same twice."""
+
+    def to_line(self) -> bytes:
+        """One line of `rounds.jsonl`. A number that is not finite becomes null: JSON has no word for it."""
+        values = asdict(replace(self, seconds={}))
+        del values["seconds"]
+        return as_line({key: None if _is_not_finite(value) else value for key, value in values.items()})
+
+    def timing_line(self) -> bytes:
+        """One line of `timing.jsonl`."""
+        return as_line({"round": self.round, "seconds": {phase: round(s, 5) for phase, s in self.seconds.items()}})
+
+    @staticmethod
+    def from_line(line: bytes) -> Round:
+        """The record of a line; ValueError where it is none."""
+        values = json.loads(line)
+        names = {each.name for each in fields(Round)} - {"seconds"}
+        if not isinstance(values, dict) or not names - LATER <= set(values) <= names:
+            raise ValueError("not the record of a round")
+        missing = {key: math.nan for key in ("accuracy", "loss") if values[key] is None}
+        return Round(**{**values, **missing, "dropped": tuple(values["dropped"])})
+
+
+LATER = {"layer_bits"}
+"""Fields that the first runs did not have."""
+
+
+def as_line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def read_rounds(path: Path, upto: int | None = None) -> tuple[list[Round], int]:
+    """The records 1, 2, … of a `rounds.jsonl`, and the bytes they take.
+
+    A line that a killed process left half written, or anything else that is no next record, ends them.
+    """
+    rounds: list[Round] = []
+    size = 0
+    for line in _lines(path):
+        try:
+            record = Round.from_line(line)
+        except (ValueError, TypeError):
+            break
+        if len(rounds) == upto or record.round != len(rounds) + 1:
+            break
+        rounds.append(record)
+        size += len(line)
+    return rounds, size
+
+
+def read_timing(path: Path, upto: int | None = None) -> tuple[dict[int, dict[str, float]], int]:
+    """Seconds by phase of each round up to one, and the bytes that their lines take."""
+    timing: dict[int, dict[str, float]] = {}
+    size = 0
+    for line in _lines(path):
+        try:
+            values = json.loads(line)
+            number, seconds = int(values["round"]), dict(values["seconds"])
+        except (ValueError, TypeError, KeyError):
+            break
+        if upto is not None and number > upto:
+            break
+        timing[number] = seconds
+        size += len(line)
+    return timing, size
+
+
+def with_seconds(rounds: Sequence[Round], timing: Mapping[int, Mapping[str, float]]) -> list[Round]:
+    return [replace(record, seconds=timing.get(record.round, {})) for record in rounds]
+
+
+def best_round(rounds: Sequence[Round]) -> Round:
+    """The first round of the highest validation accuracy; the last round where nothing was held out to judge by.
+
+    Never chosen by test accuracy: that would be the best of many draws, not what to expect.
+    """
+    judged = [record for record in rounds if record.validation is not None]
+    return max(judged, key=lambda record: (record.validation or 0.0, -record.round)) if judged else rounds[-1]
+
+
+def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None = None) -> Table:
+    """What a run comes to, as plain values: the object that `ternfed run --json` prints. `run` names its folder."""
+    best = best_round(rounds)
+    up, down = (sum(getattr(record, key) for record in rounds) for key in ("bytes_up", "bytes_down"))
+    up_fp32, down_fp32 = (sum(getattr(record, f"bytes_{way}_fp32") for record in rounds) for way in ("up", "down"))
+    strategies = [record.strategy for record in rounds if record.strategy is not None]
+    values = {
+        "accuracy": rounds[-1].accuracy,
+        "best_accuracy": best.accuracy,
+        "best_round": best.round,
+        "bytes_up": up,
+        "bytes_down": down,
+        "compression_up": up_fp32 / up if up else None,
+        "compression_down": down_fp32 / down if down else None,
+        "bits_per_weight_up": _mean_bits(rounds),
+        "strategy_one": strategies.count("I") if strategies else None,
+        "rounds": len(rounds),
+        "seconds": sum(seconds for record in rounds for seconds in record.seconds.values()),
+        "run": experiment.name if run is None else run,
+        "settings": experiment.to_table(),
+    }
+    return {key: None if _is_not_finite(value) else value for key, value in values.items()}
+
+
+def _mean_bits(rounds: Sequence[Round]) -> float | None:
+    """Over all uploads of the run, not over its rounds: some have more."""
+    uploads = [
+        (record.bits_per_weight_up, record.clients - record.skipped - len(record.dropped))
+        for record in rounds
+        if record.bits_per_weight_up is not None
+    ]
+    count = sum(number for _, number in uploads)
+    return sum(bits * number for bits, number in uploads) / count if count else None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file; none where there is no file."""
+    data = path.read_bytes() if path.exists() else b""
+    yield from (line for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

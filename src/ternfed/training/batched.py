@@ -1,0 +1,414 @@
+"""Many clients trained at once: the local steps of `training.train_one` for networks that are chains of linear layers.
+
+Each tensor of the model is stacked over the clients, (clients, …), and a local step of all of them is a handful of
+batched products with a backward pass written by hand. Activations lie as (clients, features, samples), because
+W · Xᵀ and Ȳ · X are the products that BLAS runs fastest for narrow layers. Clients of uneven size stay exact: they are
+sorted by their number of steps, so that those still working are a prefix of the stack, and a sample that only fills
+up a batch has weight 0. Tests hold all of it to `train_one` to float64 rounding.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ternfed.algorithms.algorithm import Local, Network, Training, Weights
+from ternfed.data.values import Samples
+from ternfed.models import Flatten
+from ternfed.quantize import fused
+from ternfed.quantize.ternary import Quantizer, Scale, check_threshold_factor
+from ternfed.training.work import Trained, TrainingData, Work
+
+WINDOW = 256
+"""Clients are sorted by size within so many of them; the results of no more are held back."""
+WORKING_SET = {"cpu": 16 << 20, "cuda": 1 << 30}
+"""Bytes that the clients trained at once may touch in a step: on a CPU, what its last cache holds (docs/LOG.md)."""
+WHOLE = 16
+"""A short batch is filled up to a multiple of this: what is left over after whole vectors is computed by other code,
+which rounds otherwise, and a client's bits must not depend on how large its neighbours are."""
+
+Count = int | Tensor
+"""A number of steps: the same for all clients, or (clients, 1) in float64."""
+Gradient = Tensor | tuple[Tensor, Tensor]
+"""A pair stands for its batched product, so that the product can be added right onto what it changes."""
+
+
+class Layer(NamedTuple):
+    """One linear layer of a chain: the names of its tensors, and whether ReLU follows."""
+
+    weight: str
+    bias: str | None
+    relu: bool
+
+
+def chain_of(model: nn.Module, shape: Sequence[int] | None = None) -> list[Layer] | None:
+    """The layers of a network of Flatten, Linear, ReLU and Identity in a row; None for every other network.
+
+    `shape` is that of one sample: a network that cannot take it as it stands is no chain either. Whatever would make
+    the hand-written pass differ from the model's own (hooks, parametrizations, shared weights) gives None.
+    """
+    parts = _parts(model, "")
+    if parts is None or any(_is_altered(module) for module in model.modules()):
+        return None
+    tensors = [t for _, part in parts if isinstance(part, nn.Linear) for t in part.parameters()]
+    if len({id(t) for t in tensors}) < len(tensors):
+        return None
+    flat, width = shape is None or len(shape) == 1, None if shape is None else prod(shape)
+    layers: list[Layer] = []
+    for name, part in parts:
+        if isinstance(part, nn.Linear):
+            if not flat or width not in (None, part.in_features):
+                return None
+            width = part.out_features
+            layers.append(Layer(f"{name}weight", None if part.bias is None else f"{name}bias", False))
+        elif isinstance(part, nn.ReLU):
+            if not layers:
+                return None
+            layers[-1] = layers[-1]._replace(relu=True)
+        elif isinstance(part, Flatten | nn.Flatten):
+            if isinstance(part, Flatten) and width not in (None, part.features):
+                return None
+            flat = True
+    return layers or None
+
+
+def _parts(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
+    """The modules of a chain with the prefix of their tensors' names; None when one is of another kind."""
+    # The exact type: a subclass may compute anything, and a parametrized layer is a subclass.
+    if type(module) is nn.Sequential:
+        parts = [_parts(child, f"{name}{key}.") for key, child in module._modules.items() if child is not None]
+        return None if None in parts else [part for inner in parts if inner is not None for part in inner]
+    if type(module) in (nn.Linear, nn.ReLU, nn.Identity, Flatten):
+        return [(name, module)]
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return [(name, module)]
+    return None
+
+
+def _is_altered(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module)
+
+
+def train_batched(network: Network, training: Training, feed: TrainingData, works: Iterable[Work]) -> Iterator[Trained]:
+    """`train_one` of every client's work, in their order, many clients at a time."""
+    chain = chain_of(network.model, feed.samples.inputs.shape[1:])
+    if chain is None or feed.augment is not None:
+        raise ValueError("only chains of linear layers without augmentation train many clients at once: use train_one")
+    samples = Samples(feed.samples.inputs.flatten(1), feed.samples.labels)
+    remaining = iter(works)
+    while window := list(islice(remaining, WINDOW)):
+        done: dict[int, Trained] = {}
+        for chunk in _chunks(window, _clients_at_once(window[0], training, samples)):
+            outcomes = _train_chunk(chain, training, samples, [window[k] for k in chunk])
+            done.update(zip(chunk, outcomes, strict=True))
+        yield from (done[k] for k in range(len(window)))
+
+
+def _clients_at_once(work: Work, training: Training, samples: Samples) -> int:
+    """So many that the inputs, weights and optimizer states of one step stay within the working set."""
+    copies = 3 if training.optimizer == "adam" else 2 if training.momentum else 1
+    numbers = training.batch * samples.inputs.shape[1] + copies * sum(t.numel() for t in work.local.weights.values())
+    room = WORKING_SET.get(samples.inputs.device.type, WORKING_SET["cuda"])
+    return max(1, room // (numbers * samples.inputs.element_size()))
+
+
+def _chunks(window: list[Work], most: int) -> Iterator[list[int]]:
+    """Positions in the window of clients to train together: alike in rate and epochs, most samples first."""
+
+    def kind(k: int) -> tuple[float, int]:
+        return window[k].rate, len(window[k].order)
+
+    ordered = sorted(range(len(window)), key=lambda k: (*kind(k), -window[k].order.shape[1]))
+    for _, group in groupby(ordered, key=kind):
+        alike = list(group)
+        yield from (alike[at : at + most] for at in range(0, len(alike), most))
+
+
+@torch.no_grad()
+def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works: Sequence[Work]) -> list[Trained]:
+    """All local steps of clients with one rate and one number of epochs, the largest client first."""
+    clients = [work.local for work in works]
+    device = samples.inputs.device
+    weights = {name: torch.stack([local.weights[name] for local in clients]).to(device) for name in clients[0].weights}
+    factors = {name: torch.stack([local.factors[name] for local in clients]).to(device) for name in clients[0].factors}
+    latents = {name: tensor for name, tensor in weights.items() if name in training.ternary}
+    quantized = training.quantizer if latents else None
+    thresholds = _thresholds(quantized, works, next(iter(weights.values())))
+    plain_scales = _plain_scales(training, clients, next(iter(weights.values())))
+    trained, scales = _leaves(training, weights, factors, works[0].rate)
+    lowest = next(i for i, layer in enumerate(chain) if layer.weight in trained or layer.bias in trained)
+    room = samples.inputs.new_empty(len(works) * training.batch, samples.inputs.shape[1])
+    losses = torch.zeros(len(works), dtype=torch.float64, device=room.device)
+
+    for step in _steps(works, training, samples):
+        now = {name: _part(tensor, 0, step.active) for name, tensor in weights.items()}
+        trace = None
+        ternary = step.plain, step.active
+        if step.plain:
+            now |= {name: _before(now[name], scale[: step.plain]) for name, scale in plain_scales.items()}
+        if quantized is not None and step.plain < step.active:
+            codes, trace = fused.forward(
+                [_part(latent, *ternary) for latent in latents.values()],
+                [_part(leaf.value, *ternary) for leaf in scales.values()],
+                quantized,
+                batched=True,
+                thresholds=_part(thresholds, *ternary),
+            )
+            now |= {name: _after(now[name], new) for name, new in zip(latents, codes, strict=True)}
+        # Only now, because these inputs push everything else out of the cache.
+        rows = room[: len(step.chosen)]
+        torch.index_select(samples.inputs, 0, step.chosen, out=rows)
+        inputs = rows.view(step.active, -1, rows.shape[1]).transpose(1, 2)
+        values = _forward(chain, now, inputs)
+        slope, loss = _cross_entropy(values[-1], step)
+        if loss is not None:
+            losses[step.earlier : step.active] += loss
+        gradients = _backward(chain[lowest:], now, values[lowest:], slope)
+        if step.plain:
+            for name, scale in plain_scales.items():
+                gradients[name] = _before(_product(gradients[name]), scale[: step.plain])
+        if trace is not None:
+            whole = [_product(gradients[name]) for name in latents]
+            passed, summed = fused.backward(trace, [_part(gradient, *ternary) for gradient in whole])
+            gradients |= {name: _after(g, new) for name, g, new in zip(latents, whole, passed, strict=True)}
+            for leaf, gradient in zip(scales.values(), summed, strict=True):
+                leaf.move(ternary, gradient, training, step.quantized)
+        for name, leaf in trained.items():
+            leaf.move((0, step.active), gradients[name], training, step.number)
+        if training.clip is not None:
+            for latent in latents.values():
+                latent[: step.active].clamp_(-training.clip, training.clip)
+    return [
+        Trained(_taken(work.local, weights, factors, k), loss / max(work.order.shape[1], 1))
+        for k, (work, loss) in enumerate(zip(works, losses.tolist(), strict=True))
+    ]
+
+
+def _taken(local: Local, weights: Weights, factors: Weights, k: int) -> Local:
+    """What client k trained. Copies: its result must not keep the stacked tensors of all clients alive."""
+    return replace(
+        local,
+        weights={name: tensor[k].to(local.weights[name].device, copy=True) for name, tensor in weights.items()},
+        factors={name: tensor[k].to(local.factors[name].device, copy=True) for name, tensor in factors.items()},
+        buffers={name: tensor.clone() for name, tensor in local.buffers.items()},
+    )
+
+
+def _after(all_: Tensor, last: Tensor) -> Tensor:
+    """The clients of `all_`, the last of them replaced."""
+    return last if len(last) == len(all_) else torch.cat((all_[: len(all_) - len(last)], last))
+
+
+def _before(all_: Tensor, scales: Tensor) -> Tensor:
+    """The clients of `all_`, the first of them multiplied by their scales."""
+    first = all_[: len(scales)] * scales
+    return first if len(first) == len(all_) else torch.cat((first, all_[len(first) :]))
+
+
+def _plain_scales(training: Training, clients: Sequence[Local], like: Tensor) -> Weights:
+    """By layer, (clients, 1, 1): what latent weights are multiplied by in plain epochs."""
+    if training.quantizer is None or not training.plain_epochs:
+        return {}
+    return {
+        name: like.new_tensor([local.scales[name] for local in clients])[:, None, None] for name in clients[0].scales
+    }
+
+
+def _thresholds(quantizer: Quantizer | None, works: Sequence[Work], like: Tensor) -> Tensor:
+    """T_k of every client, (clients, 1)."""
+    if quantizer is not None:
+        for work in works:
+            check_threshold_factor(quantizer.rule, work.local.threshold)
+    return like.new_tensor([[work.local.threshold] for work in works])
+
+
+class _Step(NamedTuple):
+    """One local step. Clients are sorted by their number of steps, so those at work are the first ones."""
+
+    number: int
+    """From 1."""
+    active: int
+    """So many clients are at work, with `width` samples each."""
+    plain: int
+    """So many of them in an epoch without quantization."""
+    earlier: int
+    """So many of them in another epoch than their last."""
+    quantized: Count
+    """How many steps with quantization each of the others has begun."""
+    chosen: Tensor
+    """(active · width,): the samples; a short batch is filled up with a sample of its own."""
+    labels: Tensor
+    """(active, 1, width)"""
+    share: Tensor
+    """(active, 1, width): the weight of a sample in its batch's mean; 0 for one that fills up."""
+
+
+def _steps(works: Sequence[Work], training: Training, samples: Samples) -> Iterator[_Step]:
+    """The steps of clients with one number of epochs, the largest client first."""
+    device, batch, epochs = samples.inputs.device, training.batch, len(works[0].order)
+    sizes = [work.order.shape[1] for work in works]
+    steps = [-(-size // batch) for size in sizes]
+    index = torch.zeros(epochs * steps[0], len(works), batch, dtype=torch.int64)
+    counts = torch.zeros(epochs * steps[0], len(works), dtype=torch.int64)
+    for k, (work, count) in enumerate(zip(works, steps, strict=True)):
+        fill = count * batch - sizes[k]
+        rows = torch.cat((work.order, work.order[:, :1].expand(-1, fill)), dim=1) if fill else work.order
+        index[: epochs * count, k] = rows.reshape(-1, batch)
+        counts[: epochs * count, k] = batch
+        counts[count - 1 : epochs * count : max(count, 1), k] -= fill
+    share = (torch.arange(batch) < counts.unsqueeze(2)) / counts.clamp_min(1).unsqueeze(2).to(torch.float64)
+    index, share = index.to(device), share.to(device, samples.inputs.dtype)
+    widths = [min(batch, -(-most // WHOLE) * WHOLE) for most in (counts.amax(1).tolist() if len(counts) else [])]
+    rows_of = zip(index, samples.labels[index], share, widths, strict=True)
+    done = torch.tensor(steps, dtype=torch.float64, device=device).unsqueeze(1) * training.plain_epochs
+
+    def unfinished(at: int, epochs: int) -> int:
+        """How many clients have not done so many epochs before this step; `steps` descends."""
+        return bisect_left(steps, True, key=lambda count: count * epochs <= at)
+
+    for at, (chosen, labels, weight, width) in enumerate(rows_of):
+        active = unfinished(at, epochs)
+        plain = min(active, unfinished(at, training.plain_epochs))
+        yield _Step(
+            number=at + 1,
+            active=active,
+            plain=plain,
+            earlier=min(active, unfinished(at, training.epochs - 1)),
+            quantized=at + 1 - done[plain:active] if training.plain_epochs else at + 1,
+            chosen=chosen[:active, :width].reshape(-1),
+            labels=labels[:active, None, :width],
+            share=weight[:active, None, :width],
+        )
+
+
+def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """tensor[start:stop], without the cost of a view where that is the whole tensor."""
+    return tensor if start == 0 and stop == len(tensor) else tensor[start:stop]
+
+
+def _forward(chain: list[Layer], weights: Weights, inputs: Tensor) -> list[Tensor]:
+    """The inputs and every layer's outputs, (clients, features, samples)."""
+    values = [inputs]
+    for layer in chain:
+        above = _bmm(weights[layer.weight], values[-1])
+        if layer.bias is not None:
+            above += weights[layer.bias].unsqueeze(2)
+        values.append(above.relu_() if layer.relu else above)
+    return values
+
+
+def _cross_entropy(outputs: Tensor, step: _Step) -> tuple[Tensor, Tensor | None]:
+    """The derivative (softmax - one-hot) · share, and the summed loss of every client in its last epoch, if any is."""
+    slope = outputs.softmax(1).mul_(step.share).scatter_add_(1, step.labels, -step.share)
+    if step.earlier == step.active:
+        return slope, None
+    last = slice(step.earlier, step.active)
+    right = outputs[last].log_softmax(1).gather(1, step.labels[last]) * (step.share[last] > 0)
+    # float64 holds the sum of a batch's float32 exactly, in whatever order.
+    return slope, -right.sum((1, 2), dtype=torch.float64)
+
+
+def _backward(chain: list[Layer], weights: Weights, values: list[Tensor], slope: Tensor) -> dict[str, Gradient]:
+    """The gradients of the chain's tensors, from its `values` (one more than layers) and that of its last output."""
+    gradients: dict[str, Gradient] = {}
+    for i, layer in reversed(list(enumerate(chain))):
+        if layer.relu:
+            slope = torch.ops.aten.threshold_backward(slope, values[i + 1], 0)
+        gradients[layer.weight] = slope, values[i].transpose(1, 2)
+        if layer.bias is not None:
+            gradients[layer.bias] = slope.sum(2)
+        if i > 0:
+            slope = _bmm(weights[layer.weight].transpose(1, 2), slope)
+    return gradients
+
+
+def _bmm(first: Tensor, second: Tensor) -> Tensor:
+    """The batched product, for one client with the bits that it has among many.
+
+    BLAS rounds a single product otherwise than one of a batch, and a client must not depend on who trains beside it.
+    """
+    return torch.bmm(first, second) if len(first) > 1 else torch.bmm(_twice(first), _twice(second))[:1]
+
+
+def _twice(single: Tensor) -> Tensor:
+    return single.expand(2, -1, -1)
+
+
+def _product(gradient: Gradient) -> Tensor:
+    return _bmm(*gradient) if isinstance(gradient, tuple) else gradient
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One trained tensor of all clients, and how the optimizer moves it."""
+
+    value: Tensor
+    """(clients, …)"""
+    rate: float
+    decay: float
+    moments: tuple[Tensor, ...]
+    """Shaped like the value: none, the momentum, or Adam's two."""
+
+    def move(self, clients: tuple[int, int], gradient: Gradient, training: Training, count: Count) -> None:
+        """The optimizer's step of clients from one to another, the `count`-th one of this tensor."""
+        value, *moments = (_part(tensor, *clients) for tensor in (self.value, *self.moments))
+        if training.optimizer == "adam":
+            first, second = moments
+            _adam(value, first, second, _product(gradient), self.rate, self.decay, count)
+        elif moments:
+            _accumulate(moments[0], gradient, training.momentum, 1.0)
+            if self.decay:
+                moments[0].add_(value, alpha=self.decay)
+            value.add_(moments[0], alpha=-self.rate)
+        else:
+            _accumulate(value, gradient, 1.0 - self.rate * self.decay, -self.rate)
+
+
+def _leaves(
+    training: Training, weights: Weights, factors: Weights, rate: float
+) -> tuple[dict[str, _Leaf], dict[str, _Leaf]]:
+    """The trained weights and the trained factors, with the rates of `training.make_optimizer`."""
+    kept = 2 if training.optimizer == "adam" else 1 if training.momentum else 0
+
+    def leaf(value: Tensor, times: float, decay: float) -> _Leaf:
+        return _Leaf(value, rate * times, decay, tuple(torch.zeros_like(value) for _ in range(kept)))
+
+    trained = {
+        name: leaf(value, training.latent_rate if name in training.ternary else 1.0, training.weight_decay)
+        for name, value in weights.items()
+        if name in training.ternary or name not in training.frozen
+    }
+    if training.quantizer is None or training.quantizer.scale is Scale.MEAN:
+        return trained, {}
+    latents = [name for name in weights if name in training.ternary]
+    return trained, {name: leaf(factors[name], training.factor_rate, 0.0) for name in latents}
+
+
+def _accumulate(into: Tensor, gradient: Gradient, keep: float, times: float) -> None:
+    """into ← keep · into + times · gradient."""
+    if isinstance(gradient, tuple) and len(into) == 1:  # as in `_bmm`
+        into.copy_(torch.baddbmm(_twice(into), *map(_twice, gradient), beta=keep, alpha=times)[:1])
+    elif isinstance(gradient, tuple):
+        into.baddbmm_(*gradient, beta=keep, alpha=times)
+    else:
+        (into if keep == 1.0 else into.mul_(keep)).add_(gradient, alpha=times)
+
+
+def _adam(
+    value: Tensor, first: Tensor, second: Tensor, gradient: Tensor, rate: float, decay: float, count: Count
+) -> None:
+    """Adam (Kingma & Ba 2015) as `torch.optim.Adam` has it: β = 0.9 and 0.999, ε = 1e-8, decay in the gradient."""
+    if decay:
+        gradient = gradient.add(value, alpha=decay)
+    first.lerp_(gradient, 0.1)
+    second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    root = second.sqrt().div_((1 - 0.999**count) ** 0.5).add_(1e-8)
+    value.sub_((first * (rate / (1 - 0.9**count))).div_(root))

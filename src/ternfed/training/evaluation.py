@@ -1,0 +1,77 @@
+"""How good a model is, and BatchNorm statistics recomputed for it; both in batches, on the device of the samples."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ternfed.algorithms.algorithm import Network, Weights
+from ternfed.data.images import normalise
+from ternfed.data.values import DataSet, Samples
+
+BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates models of one network on samples that it holds, normalised."""
+
+    network: Network
+    samples: Samples
+
+    @staticmethod
+    def of(network: Network, data: DataSet, samples: Samples, device: str = "cpu") -> Evaluator:
+        """For samples of a data set, normalised once."""
+        inputs = normalise(samples.inputs.to(device), data.mean, data.std)
+        return Evaluator(network, Samples(inputs, samples.labels.to(device)))
+
+    @cached_property
+    def _model(self) -> nn.Module:
+        return deepcopy(self.network.model).to(self.samples.inputs.device).eval()
+
+    @cached_property
+    def _counting(self) -> nn.Module:
+        """The model in training mode, its BatchNorm statistics a plain mean over all batches."""
+        model = deepcopy(self.network.model).to(self.samples.inputs.device).train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = None
+        return model
+
+    @torch.no_grad()
+    def evaluate(self, weights: Weights) -> tuple[float, float]:
+        """(accuracy from 0 to 1, mean cross-entropy)."""
+        moved = self._moved(weights)
+        right = torch.zeros((), device=self.samples.inputs.device)
+        loss = torch.zeros((), dtype=torch.float64, device=self.samples.inputs.device)
+        for inputs, labels in zip(*self._batches(), strict=True):
+            outputs = functional_call(self._model, moved, (inputs,))
+            right += (outputs.argmax(1) == labels).sum()
+            loss += nn.functional.cross_entropy(outputs, labels, reduction="sum")
+        return right.item() / len(self.samples), loss.item() / len(self.samples)
+
+    def accuracy(self, weights: Weights) -> float:
+        return self.evaluate(weights)[0]
+
+    @torch.no_grad()
+    def statistics(self, weights: Weights) -> Weights:
+        """The weights with running means and variances of these samples."""
+        moved = self._moved(weights)
+        for name in self.network.buffers:
+            if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
+                moved[name] = torch.zeros_like(moved[name])
+        for inputs in self._batches()[0]:
+            functional_call(self._counting, moved, (inputs,))
+        counted = {name: moved[name].cpu() for name in self.network.buffers}
+        return {**weights, **counted}
+
+    def _moved(self, weights: Weights) -> Weights:
+        return {name: tensor.to(self.samples.inputs.device) for name, tensor in weights.items()}
+
+    def _batches(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return torch.split(self.samples.inputs, BATCH), torch.split(self.samples.labels, BATCH)

@@ -1,0 +1,70 @@
+"""One client's local training as a pure function: the reference that every faster way is held to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from ternfed.algorithms.algorithm import Local, Network, Training, Weights
+from ternfed.quantize.ternary import quantize
+from ternfed.training.work import Trained, TrainingData, Work
+
+
+def train_one(network: Network, training: Training, feed: TrainingData, work: Work) -> Trained:
+    """Local training, one step after another (Algorithm 1): forward, loss, backward, optimizer, clip."""
+    local = work.local
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in {**local.weights}.items()}
+    factors = {name: tensor.clone().requires_grad_() for name, tensor in local.factors.items()}
+    buffers = {name: tensor.clone() for name, tensor in local.buffers.items()}
+    optimizer = make_optimizer(training, leaves, factors, work.rate)
+    device = feed.samples.inputs.device
+    total, seen = 0.0, 0
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(work.seed)
+        for epoch, order, offsets, flips in work.steps(training.batch):
+            inputs, labels = feed.batch(order, offsets, flips)
+            weights = forward_weights(training, leaves, factors, local, epoch)
+            outputs = functional_call(network.model, {**weights, **buffers}, (inputs,))
+            loss = nn.functional.cross_entropy(outputs, labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if training.clip is not None:
+                with torch.no_grad():
+                    for name in training.ternary:
+                        leaves[name].clamp_(-training.clip, training.clip)
+            if epoch == training.epochs - 1:
+                total, seen = total + loss.item() * len(labels), seen + len(labels)
+    detached = [{name: t.detach() for name, t in group.items()} for group in (leaves, factors)]
+    return Trained(replace(local, weights=detached[0], factors=detached[1], buffers=buffers), total / max(seen, 1))
+
+
+def forward_weights(training: Training, leaves: Weights, factors: Weights, local: Local, epoch: int) -> Weights:
+    """The weights of one forward pass: ternary layers quantized, unless this epoch is one of the plain ones."""
+    if training.quantizer is None:
+        return leaves
+    if epoch < training.plain_epochs:
+        return {name: local.scales[name] * leaf if name in local.scales else leaf for name, leaf in leaves.items()}
+    quantizer = replace(training.quantizer, factor=local.threshold)
+    return {
+        name: quantize(leaf, factors.get(name), quantizer) if name in training.ternary else leaf
+        for name, leaf in leaves.items()
+    }
+
+
+def make_optimizer(training: Training, leaves: Weights, factors: Weights, rate: float) -> torch.optim.Optimizer:
+    """The optimizer of one round, with its rates for latent weights, factors and everything else."""
+    latents = [leaf for name, leaf in leaves.items() if name in training.ternary]
+    others = [leaf for name, leaf in leaves.items() if name not in (*training.ternary, *training.frozen)]
+    groups = [
+        {"params": others, "lr": rate},
+        {"params": latents, "lr": rate * training.latent_rate},
+        {"params": list(factors.values()), "lr": rate * training.factor_rate, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if training.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=rate, weight_decay=training.weight_decay)
+    return torch.optim.SGD(groups, lr=rate, momentum=training.momentum, weight_decay=training.weight_decay)

@@ -1,0 +1,260 @@
+"""A federation of real processes for the tests: started, watched through its run folder, and always cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ternfed.data.sets import load
+from ternfed.engines.flower import processes
+from ternfed.engines.flower.certs import Certificates, make_certificates
+from ternfed.experiment.experiment import Experiment
+from ternfed.round.aggregate import Average
+from ternfed.round.exchange import collect, receive, send
+from ternfed.round.federation import Federation, RoundOutcome, answer, conclude, open_federation
+from ternfed.round.state import State
+from ternfed.round.traffic import Clock, Traffic
+from ternfed.runs.folder import Round
+from ternfed.runs.records import read_rounds
+
+HERE = Path(__file__).parent
+SETTINGS = ("federation.participation=1.0", "training.epochs=1")
+
+
+def small(clients: int, rounds: int, *settings: str) -> Experiment:
+    """Digits and the small perceptron: a round's work takes a tenth of a second."""
+    start = Experiment.from_toml("")
+    return start.with_settings([f"federation.clients={clients}", f"federation.rounds={rounds}", *SETTINGS, *settings])
+
+
+class Clients:
+    """Client processes, by index."""
+
+    def __init__(self, place: Path, count: int) -> None:
+        self.place, self.count = place, count
+        self.pids: dict[int, int] = {}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.starter = subprocess.Popen(
+            [sys.executable, str(HERE / "clients.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def start(self, index: int, server: str, certs: Path, **more: Any) -> None:
+        spec = {"index": index, "count": self.count, "server": server, "certs": str(certs)}
+        spec["state"] = str(self.place / str(index))
+        assert self.starter.stdin is not None
+        assert self.starter.stdout is not None
+        self.starter.stdin.write(json.dumps({**spec, **more}) + "\n")
+        self.starter.stdin.flush()
+        self.pids[index] = int(self.starter.stdout.readline())
+
+    def kill(self, index: int) -> None:
+        os.kill(self.pids.pop(index), signal.SIGKILL)
+
+    def fault(self, index: int, what: str) -> None:
+        """Let something happen to a client in its next round."""
+        (self.place / str(index) / "fault").write_text(what)
+
+    def is_alive(self, index: int) -> bool:
+        return Path(f"/proc/{self.pids[index]}").exists()
+
+    def log(self, index: int) -> str:
+        file = self.place / str(index) / "client.log"
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
+    def close(self) -> None:
+        for pid in self.pids.values():
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+        wait(lambda: not any(map(self.is_alive, self.pids)), 5, "clients to end", strict=False)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.starter.pid, signal.SIGKILL)
+        self.starter.wait()
+
+
+class Server:
+    """A server process in a folder."""
+
+    def __init__(self, out: Path, certificates: Certificates, experiment: Experiment, port: int = 0) -> None:
+        self.out, self.certificates, self.experiment = out, certificates, experiment
+        self.port = port or processes.free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.output = out.with_suffix(".log")
+
+    def start(self, *options: str) -> None:
+        file = self.out.with_suffix(".toml")
+        file.write_text(self.experiment.to_toml(), encoding="utf-8")
+        command = [sys.executable, "-m", "ternfed", "server", str(file), "--certs"]
+        command += [str(self.certificates.folder), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--out", str(self.out), *options]
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def said(self) -> str:
+        return self.output.read_text(encoding="utf-8") if self.output.exists() else ""
+
+    def rounds(self) -> list[Round]:
+        return read_rounds(self.out / "rounds.jsonl")[0]
+
+    def bytes(self, rounds: int = 0) -> list[dict[str, Any]]:
+        """The bytes of each round; of at least `rounds`, whose lines come a moment after their records."""
+        file = self.out / "network" / "bytes.jsonl"
+        wait(lambda: file.read_bytes().count(b"\n") >= rounds, 10, f"the bytes of {rounds} rounds")
+        whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def model(self) -> dict[str, Tensor]:
+        return load_file(self.out / "last.safetensors")
+
+    def wait_for(self, holds: Callable[[list[Round]], bool], seconds: float, what: str) -> list[Round]:
+        """Until the records so far fulfil something; fails, with what the server said, when it takes too long."""
+
+        def looks() -> bool:
+            assert self.process is not None
+            if self.process.poll() not in (None, 0):
+                raise AssertionError(f"the server ended: {self.said()}")
+            return holds(self.rounds())
+
+        wait(looks, seconds, what, self.said)
+        return self.rounds()
+
+    def wait_for_end(self, seconds: float) -> int:
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            processes.stop(self.process, patience=10.0)
+
+
+class Cable:
+    """A connection to a server that can be cut: forwards a port of its own, byte for byte."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.partition(":")
+        self.target = host, int(port)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.is_cut = False
+        self.sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self.is_cut = True
+        for each in self.sockets:
+            with contextlib.suppress(OSError):  # one that has ended by itself
+                each.shutdown(socket.SHUT_RDWR)
+        self.sockets.clear()
+
+    def mend(self) -> None:
+        self.is_cut = False
+
+    def close(self) -> None:
+        self.listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+                if self.is_cut:
+                    near.close()
+                    continue
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self.target)
+            except OSError:
+                near.close()
+                continue
+            self.sockets += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        except OSError:
+            pass
+        for each in (source, sink):
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+
+def wait(
+    holds: Callable[[], bool], seconds: float, what: str, said: Callable[[], str] = str, strict: bool = True
+) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            if strict:
+                raise AssertionError(f"waited {seconds} s for {what}\n{said()}")
+            return
+        time.sleep(0.05)
+
+
+def certificates(place: Path, clients: int) -> Certificates:
+    return make_certificates(place / "certs", ["127.0.0.1"], clients)
+
+
+def open_digits(experiment: Experiment) -> Federation:
+    torch.set_num_threads(1)
+    return open_federation(experiment, load("digits"))
+
+
+def replay(experiment: Experiment, rounds: list[Round]) -> State:
+    """The same run in this process with the clients that the records do not name as missing: what must come out."""
+    federation = open_digits(experiment)
+    state = federation.open()
+    algorithm = federation.algorithm
+    for record in rounds:
+        missing = {int(reason.split(":")[0].removeprefix("client ")) for reason in record.dropped}
+        data = send(algorithm, state.server, record.round, False, None)
+        broadcast, average = receive(algorithm, data, None), Average()
+        for index in federation.chosen(record.round):
+            if index not in missing:
+                upload, _ = answer(federation.site(index), record.round, broadcast, {})
+                average.add(collect(algorithm, upload, broadcast))
+        state, _ = conclude(federation, state, average.uploads(), Traffic(), Clock(), RoundOutcome(broadcast, ()))
+    return state
+
+
+def same_bits(model: dict[str, Tensor], state: State) -> bool:
+    expected = state.server.weights
+    return model.keys() == expected.keys() and all(torch.equal(model[name], expected[name]) for name in expected)

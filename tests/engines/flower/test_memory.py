@@ -1,0 +1,125 @@
+"""A client's lasting state: on its own disk, and a client that starts anew goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from harness import open_digits, same_bits, small
+
+from ternfed.engines import simulate
+from ternfed.engines.flower.client_round import ClientSetup, Task, WrongRound, open_site, read_experiment, work
+from ternfed.engines.flower.memory import Kept, Store
+from ternfed.experiment.experiment import ExperimentError
+from ternfed.round.aggregate import Average
+from ternfed.round.exchange import collect, receive, send
+from ternfed.round.federation import Federation, RoundOutcome, conclude
+from ternfed.round.state import State
+from ternfed.round.traffic import Clock, Traffic
+from ternfed.wire import MissingReference
+
+RUN = "0123456789abcdef"
+
+
+def play_round(federation: Federation, state: State, folder: Path, again: bool = False) -> State:
+    """A round in which every client is a new process: nothing but bytes and its folder reaches it."""
+    algorithm, number = federation.algorithm, state.round + 1
+    held = bool(state.holders)
+    last = state.broadcast.reference if state.broadcast is not None else None
+    data = send(algorithm, state.server, number, held, last)
+    broadcast, average = receive(algorithm, data, last if held else None), Average()
+    for index in federation.chosen(number):
+        for _ in range(2 if again else 1):
+            site = open_site(federation.experiment, ClientSetup(index, len(federation.parts)))
+            upload = work(site, Store(folder / str(index)), RUN, Task(number, held), data)
+        average.add(collect(algorithm, upload, broadcast))
+    handed = RoundOutcome(broadcast, tuple(federation.chosen(number)))
+    return conclude(federation, state, average.uploads(), Traffic(), Clock(), handed)[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("algorithm.name=stc",), ("algorithm.name=cmfl",), ("algorithm.keep_latents=true",), ("algorithm.name=fedavg",)],
+    ids=["residual", "last update", "latents", "nothing"],
+)
+@pytest.mark.parametrize("again", [False, True], ids=["", "with every round played twice"])
+def test_clients_that_start_anew_each_round_end_with_the_bits_of_the_simulator(
+    tmp_path: Path, settings: tuple[str, ...], again: bool
+) -> None:
+    federation = open_digits(small(3, 4, *settings))
+    state = federation.open()
+    for expected, _ in simulate.play(federation):
+        state = play_round(federation, state, tmp_path, again)
+        assert same_bits(state.server.weights, expected)
+
+
+def test_a_client_without_the_last_broadcast_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    federation = open_digits(small(2, 3))
+    state = play_round(federation, federation.open(), tmp_path)
+    assert state.broadcast is not None
+    data = send(federation.algorithm, state.server, 2, True, state.broadcast.reference)
+    site, empty = federation.site(0), Store(tmp_path / "new")
+    with pytest.raises(MissingReference, match="round 1; nothing is held"):
+        work(site, empty, RUN, Task(2, True), data)
+    with pytest.raises(MissingReference):
+        work(site, Store(tmp_path / "0"), "another run", Task(2, True), data)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_broadcast_of_another_round_is_refused(tmp_path: Path) -> None:
+    federation = open_digits(small(2, 3))
+    data = send(federation.algorithm, federation.open().server, 1, False, None)
+    with pytest.raises(WrongRound):
+        work(federation.site(0), Store(tmp_path), RUN, Task(2, False), data)
+
+
+def test_the_disk_holds_two_rounds_of_one_run(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for number in range(1, 6):
+        store.save(RUN, Kept(number, {"m": torch.full((3,), float(number))}, None), start=number - 1)
+    assert sorted(file.name for file in tmp_path.rglob("*.safetensors")) == ["4.safetensors", "5.safetensors"]
+    store.save("another", Kept(1, {}, {"c": torch.zeros(2, dtype=torch.int8)}), start=0)
+    assert [file.parent.name for file in tmp_path.rglob("*.safetensors")] == ["another"]
+    kept = store.load("another", 2)
+    assert kept is not None
+    assert kept.codes is not None
+    assert kept.codes["c"].dtype == torch.int8
+
+
+def test_a_file_that_was_cut_short_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(RUN, Kept(1, {"m": torch.ones(3)}, None), start=0)
+    store.save(RUN, Kept(2, {"m": torch.ones(3)}, None), start=1)
+    file = tmp_path / RUN / "2.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    kept = store.load(RUN, 3)
+    assert kept is not None
+    assert kept.round == 1
+
+
+@pytest.mark.parametrize("group", ["", "x", "-1", "1/2", "held", "٣", "1" * 50])
+def test_a_group_that_names_no_round_is_refused(group: str) -> None:
+    with pytest.raises(WrongRound):
+        Task.of(group)
+
+
+@pytest.mark.parametrize("setting", ['[data]\ndataset="{}"', '[model]\nname="{}"', '[algorithm]\nname="{}"'])
+def test_a_server_cannot_make_a_client_import_what_it_was_not_told_to(setting: str) -> None:
+    with pytest.raises(ExperimentError, match="--allow antigravity"):
+        read_experiment(setting.format("antigravity:fly"))
+    assert "antigravity" not in sys.modules
+
+
+def test_a_client_of_another_division_of_the_data_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="--data-partition 0/3"):
+        open_site(small(2, 1), ClientSetup(0, 3))
+
+
+def test_a_client_does_not_load_what_only_reports_and_data_sets_need() -> None:
+    heavy = {"matplotlib", "sklearn", "datasets", "pandas", "pyarrow", "scipy", "onnx", "typer", "flwr"}
+    code = f"import sys, ternfed.engines.flower.client; print(*({heavy!r} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []

@@ -1,0 +1,173 @@
+"""The files under experiments/: every row the paper's tables and figures need, with the paper's numbers."""
+
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from ternfed.experiment.experiment import Experiment, ExperimentError
+from ternfed.paper.rows import PLACES, SHOWN, Row, choose_rows, find_rows, read_row
+
+ROWS = find_rows()
+FEDERATED = ("fedavg", "cmfl", "tfedavg")
+BALANCES = range(10, 101, 10)
+
+# Tables III and IV of the paper, in percent: accuracy and deviation of FedAvg, CMFL and T-FedAvg.
+PAPER = {
+    "mnist-linear-iid": ((90.63, 0.17), (90.91, 0.36), (91.95, 0.11)),
+    "mnist-linear-nc2": ((82.61, 4.31), (81.51, 2.29), (87.29, 0.89)),
+    "mnist-linear-nc5": ((89.24, 0.38), (88.30, 0.52), (90.04, 0.68)),
+    "mnist-relu-iid": ((90.63, 0.17), (90.91, 0.36), (91.95, 0.11)),
+    "mnist-relu-nc2": ((82.61, 4.31), (81.51, 2.29), (87.29, 0.89)),
+    "mnist-relu-nc5": ((89.24, 0.38), (88.30, 0.52), (90.04, 0.68)),
+    "cifar10-cnn-iid": ((85.47, 0.14), (84.23, 0.71), (84.46, 0.17)),
+    "cifar10-cnn-nc2": ((None, None),) * 3,
+    "cifar10-cnn-nc5": ((None, None),) * 3,
+    "cifar10-resnet18-iid": ((88.34, 0.40), (87.13, 0.66), (87.87, 0.18)),
+    "cifar10-resnet18-nc2": ((40.17, 5.6), (39.30, 6.1), (40.46, 4.3)),
+    "cifar10-resnet18-nc5": ((71.47, 0.23), (70.26, 0.63), (76.69, 0.67)),
+}
+CENTRALIZED = {
+    "mnist-linear": (92.25, 0.06),
+    "mnist-relu": (92.25, 0.06),
+    "cifar10-cnn": (85.63, 0.10),
+    "cifar10-resnet18": (88.80, 0.20),
+}
+NAMES = {
+    *(f"{cell}-{algorithm}" for cell in PAPER for algorithm in FEDERATED),
+    *(f"{model}-centralized" for model in CENTRALIZED),
+    *(f"participation-{s}-{n}-{a}" for s in ("iid", "nc2") for n in (10, 30, 50, 70) for a in ("tfedavg", "fedavg")),
+    *(f"balance-{balance}-{algorithm}" for balance in BALANCES for algorithm in FEDERATED),
+    *(f"elapsed-{model}" for model in ("mlp", "cnn", "resnet18")),
+}
+
+
+class TestTheFiles:
+    def test_there_is_one_for_every_cell_and_no_other(self) -> None:
+        assert {name for name, row in ROWS.items() if not row.chooses} == NAMES
+
+    @pytest.mark.parametrize("name", ROWS)
+    def test_each_is_an_experiment_that_bears_its_name(self, name: str) -> None:
+        row = ROWS[name]
+        experiment = row.experiment(seed=row.about.seeds - 1)
+        assert experiment.name == name
+        assert experiment.seed == row.about.seeds - 1
+        assert row.about.title
+        assert row.about.machine
+        assert row.about.minutes > 0
+
+    def test_papers_accuracies_are_the_papers(self) -> None:
+        for cell, values in PAPER.items():
+            for algorithm, value in zip(FEDERATED, values, strict=True):
+                about = ROWS[f"{cell}-{algorithm}"].about
+                assert (about.paper, about.paper_std) == value
+        for model, value in CENTRALIZED.items():
+            about = ROWS[f"{model}-centralized"].about
+            assert (about.paper, about.paper_std) == value
+
+    def test_papers_seconds_are_the_papers(self) -> None:
+        seconds = {name: ROWS[f"elapsed-{name}"].about.paper_seconds for name in ("mlp", "cnn", "resnet18")}
+        assert seconds == {"mlp": (1.06, 1.62, 1.06), "cnn": (7.92, 12.48, 8.97), "resnet18": (21.74, 27.68, 38.22)}
+
+    def test_settings_are_what_the_name_says(self) -> None:
+        for row in ROWS.values():
+            if row.chooses:
+                continue
+            own, words = row.experiment(), row.name.split("-")
+            if row.about.kind == "run":
+                assert own.algorithm.name == words[-1]
+            assert own.data.classes_per_client == (2 if "nc2" in words else 5 if "nc5" in words else None)
+            if words[0] == "mnist":
+                assert own.model.options["activation"] == ("none" if words[1] == "linear" else "relu")
+            if words[0] in ("mnist", "participation", "balance"):
+                assert own.data.dataset == "mnist"
+                assert own.federation.rounds == 100
+            if words[0] == "cifar10":
+                assert (own.data.dataset, own.model.name) == ("cifar10", words[1])
+            clients, share = (5, 1.0) if own.data.dataset == "cifar10" else (100, 0.1)
+            if words[-1] == "centralized":
+                clients, share = 1, 1.0  # who holds everything
+            if words[0] == "participation":
+                share = int(words[2]) / 100
+            assert (own.federation.clients, own.federation.participation) == (clients, share)
+            assert own.data.balance == (int(words[1]) / 100 if words[0] == "balance" else None)
+
+    def test_algorithms_of_one_cell_differ_in_the_algorithm_alone(self) -> None:
+        def cell_of(row: Row) -> str:
+            return row.name.rpartition("-")[0]
+
+        runs = [
+            r for r in ROWS.values() if r.about.kind == "run" and r.name.split("-")[-1] in FEDERATED and r.about.shows
+        ]
+        compared = 0
+        for _, rows in groupby(sorted(runs, key=cell_of), cell_of):
+            tables = []
+            for row in rows:
+                table = row.experiment().to_table()
+                del table["algorithm"], table["name"]
+                tables.append((table, row.about.seeds, row.about.shows, row.about.device))
+            assert all(table == tables[0] for table in tables)
+            compared += len(tables) - 1
+        assert compared >= 2 * len(PAPER)
+
+    def test_every_table_and_figure_has_rows(self) -> None:
+        assert set(SHOWN) == {name for row in ROWS.values() for name in row.about.shows}
+
+    def test_rows_are_in_the_order_of_their_numbers(self) -> None:
+        balances = [int(name.split("-")[1]) for name in ROWS if name.startswith("balance-")]
+        assert balances == sorted(balances)
+
+
+class TestChoosing:
+    def test_by_name_pattern_table_and_all(self) -> None:
+        def names(*asked: str) -> list[str]:
+            return [row.name for row in choose_rows(ROWS, asked)]
+
+        assert names("elapsed-mlp") == ["elapsed-mlp"]
+        assert names("mnist-relu-iid-*") == [f"mnist-relu-iid-{a}" for a in sorted(FEDERATED)]
+        assert set(names("elapsed")) == {"elapsed-mlp", "elapsed-cnn", "elapsed-resnet18"}
+        assert names("all") == list(ROWS)
+
+    def test_a_row_named_twice_is_there_once(self) -> None:
+        assert [row.name for row in choose_rows(ROWS, ["elapsed-mlp", "elapsed-m*", "elapsed-mlp"])] == ["elapsed-mlp"]
+
+    @pytest.mark.parametrize(
+        ("asked", "answer"), [("iidd", "did you mean iid?"), ("mnist-*-nope", "--list"), ("", "--list")]
+    )
+    def test_a_name_of_nothing_is_an_error_that_helps(self, asked: str, answer: str) -> None:
+        with pytest.raises(ExperimentError) as error:
+            choose_rows(ROWS, ["all", asked])
+        assert answer in str(error.value)
+
+
+class TestWrongFiles:
+    GOOD = 'title = "a"\nshows = ["iid"]\nseeds = 1\nminutes = 1\nmachine = "m"\n'
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("", "has no table [reproduce]"),
+            ("[reproduce]\n" + GOOD.replace("iid", "nope"), "reproduce.shows"),
+            ("[reproduce]\n" + GOOD.replace("seeds = 1", "seeds = 0"), "reproduce.seeds = 0"),
+            ("[reproduce]\n" + GOOD + "repetitions = 0\n", "reproduce.repetitions = 0"),
+            ("[reproduce]\n" + GOOD + "seed = 3\n", "did you mean reproduce.seeds"),
+            ("[reproduce]\n" + GOOD.replace('title = "a"\n', ""), "title"),
+            ("[reproduce", "is no TOML"),
+        ],
+    )
+    def test_are_one_sentence_that_names_the_file(self, tmp_path: Path, text: str, sentence: str) -> None:
+        file = tmp_path / "mine.toml"
+        file.write_text(text)
+        with pytest.raises(ExperimentError) as error:
+            read_row(file)
+        assert sentence in str(error.value)
+        assert str(file) in str(error.value)
+
+    def test_a_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ExperimentError, match="nowhere"):
+            find_rows((tmp_path / "nowhere",))
+
+
+def test_a_rows_file_is_an_experiment_that_run_takes_too() -> None:
+    path = PLACES[0] / "mnist-relu-nc2-cmfl.toml"
+    assert Experiment.from_file(path, ["name=mnist-relu-nc2-cmfl"]) == read_row(path).experiment()

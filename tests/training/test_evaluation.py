@@ -1,0 +1,48 @@
+"""Accuracy, loss, and BatchNorm statistics recomputed for given weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from ternfed.algorithms.algorithm import Network
+from ternfed.data.values import Samples
+from ternfed.training.evaluation import Evaluator
+
+
+@pytest.fixture
+def network() -> Network:
+    torch.manual_seed(0)
+    return Network.of(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5), nn.Linear(5, 3)))
+
+
+@pytest.fixture
+def samples() -> Samples:
+    generator = torch.Generator().manual_seed(1)
+    return Samples(torch.randn(2500, 4, generator=generator), torch.randint(3, (2500,), generator=generator))
+
+
+def test_accuracy_and_loss_are_those_of_the_model_in_evaluation_mode(network: Network, samples: Samples) -> None:
+    accuracy, loss = Evaluator(network, samples).evaluate(network.weights())
+    model = network.model.eval()
+    outputs = model(samples.inputs)
+    assert accuracy == pytest.approx((outputs.argmax(1) == samples.labels).float().mean().item(), abs=1e-7)
+    assert loss == pytest.approx(nn.functional.cross_entropy(outputs, samples.labels).item(), rel=1e-5)
+
+
+def test_evaluating_changes_nothing(network: Network, samples: Samples) -> None:
+    weights = network.weights()
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    Evaluator(network, samples).evaluate(weights)
+    Evaluator(network, samples).statistics(weights)
+    assert all(torch.equal(weights[name], before[name]) for name in before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.weights().items())
+
+
+def test_recomputed_statistics_are_the_mean_and_variance_of_the_layers_inputs(network: Network) -> None:
+    generator = torch.Generator().manual_seed(2)
+    samples = Samples(torch.randn(1000, 4, generator=generator), torch.zeros(1000, dtype=torch.int64))  # one batch
+    counted = Evaluator(network, samples).statistics(network.weights())
+    inputs = network.model[0](samples.inputs).detach()  # type: ignore[index, operator]
+    torch.testing.assert_close(counted["1.running_mean"], inputs.mean(0))
+    torch.testing.assert_close(counted["1.running_var"], inputs.var(0))
+    assert torch.equal(counted["0.weight"], network.weights()["0.weight"])
