@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # One thread a worker: on shared machines a second thread makes small kernels slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow lint format bench results clean
+.PHONY: help demo test test-slow lint format bench results pictures clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ FIGURES := convergence-cifar10-resnet18-iid convergence-cifar10-cnn-iid converge
 results: $(READY) ## the tables and figures of the README and of docs/, from the run folders
 	$(BIN)/ternfed report results --out report --into README.md --into docs/results.md --into docs/recipe.md
 	cp $(FIGURES:%=report/figures/%.png) docs/images/
+
+pictures: $(READY) ## the drawings of docs/
+	$(BIN)/python docs/draw_architecture.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage .hypothesis

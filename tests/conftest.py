@@ -1,4 +1,4 @@
-"""Where the tests look for the real data: TERNFED_DATA, or a folder `shared/data` beside the checkout."""
+"""One thread, and where the tests look for the real data: TERNFED_DATA, or a folder `shared/data` beside the checkout."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+
+# Before PyTorch is loaded, here and in child processes: with several threads the bits of a product depend on their number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
