@@ -1,4 +1,4 @@
-"""One thread, and where the tests look for the real data: TERNFED_DATA, or a folder `shared/data` beside the checkout."""
+"""One thread; and where the real data lie: TERNFED_DATA, or a folder `shared/data` beside the checkout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Before PyTorch is loaded, here and in child processes: with several threads the bits of a product depend on their number.
+# Before PyTorch is loaded, here and in child processes: the bits of a product depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
