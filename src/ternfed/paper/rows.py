@@ -33,10 +33,11 @@ SHOWN = {
     "balance": "Figure: unbalancedness of the clients' sizes",
     "search": "The search for the recipe, judged on validation data",
     "ablation": "One choice of the recipe off at a time, judged on validation data",
+    "tuning": "The learning rate of FedAvg, judged on validation data",
 }
 """What the rows belong to: the paper's tables and figures in its order, and what our own recipe was chosen by."""
 
-CHOOSING = frozenset({"search", "ablation"})
+CHOOSING = frozenset({"search", "ablation", "tuning"})
 """Of these, the ones that settings are chosen by: judged on validation data, never on test data."""
 
 
