@@ -306,11 +306,12 @@ def read_run(path: str | Path) -> Run:
 
 
 def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> None:
+    schedule = own.training.schedule
     for key, old, new in own.differences(wanted):
         if key != "federation.rounds":
             raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and goes on only with that")
         for depends, what in (
-            (own.training.schedule == "cosine", "the rates of its cosine schedule depend"),
+            (schedule.depends_on_rounds, f"{schedule.depends_on_rounds} depend"),
             (getattr(own.algorithm.settings, "full_at", ()), "its broadcasts by algorithm.full_at depend"),
         ):
             if depends:
