@@ -86,6 +86,12 @@ def test_the_same_generator_gives_the_same_parts_and_another_gives_others(partit
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+@pytest.mark.parametrize("partition", [*PARTITIONS, Classes(3)], ids=repr)
+def test_a_partition_says_whether_it_divides_by_class(partition: Partition) -> None:
+    labels, others = (partition.split(strata, 20, generator()) for strata in (BALANCED, BALANCED.flip(0)))
+    assert partition.by_class == any(not torch.equal(a, b) for a, b in zip(labels, others, strict=True))
+
+
 def test_iid_parts_differ_by_at_most_one_sample_and_mix_all_classes() -> None:
     parts = Iid().split(BALANCED, 7, generator())
     assert max(sizes(parts)) - min(sizes(parts)) <= 1

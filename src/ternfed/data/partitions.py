@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from torch import Generator, Tensor
 @dataclass(frozen=True)
 class Iid:
     """A random division into parts whose sizes differ by at most one sample."""
+
+    by_class: ClassVar[bool] = False
+    """Whether the strata decide, and not only how many samples there are."""
 
     def check(self, clients: int, classes: int | None = None) -> None:
         """Nothing to refuse."""
@@ -41,6 +45,7 @@ class Classes:
 
     per_client: int = field(default=2, metadata={"key": "classes_per_client"})
     """N_c; the setting `classes_per_client` of an experiment."""
+    by_class: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
@@ -86,6 +91,7 @@ class Unbalanced:
 
     balance: float = 0.5
     """β = median / max of the client sizes (eq. imbalance)."""
+    by_class: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.balance <= 1:
@@ -111,6 +117,7 @@ class Dirichlet:
     """Each class divided among the clients in proportions drawn from Dirichlet(α); at least one sample per client."""
 
     alpha: float = 0.5
+    by_class: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < math.inf:

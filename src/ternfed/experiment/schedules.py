@@ -42,7 +42,7 @@ class Exponential:
 class Cosine:
     """The rate falls to zero over the rounds, along half a cosine."""
 
-    depends_on_rounds: ClassVar[str | None] = "the rates of its cosine schedule"
+    depends_on_rounds: ClassVar[str | None] = "the rates of its cosine schedule depend"
 
     def rate_at(self, rate: float, round: int, rounds: int) -> float:
         return rate * 0.5 * (1 + math.cos(math.pi * min(1.0, (round - 1) / rounds)))

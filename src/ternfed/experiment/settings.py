@@ -153,21 +153,6 @@ def find_function(key: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def _fields(kind: type[DataclassInstance]) -> dict[str, dataclasses.Field[Any]]:
-    """The fields of a dataclass by their keys in a table."""
-    return {field.metadata.get("key", field.name): field for field in dataclasses.fields(kind)}
-
-
-def _kinds(hint: Any) -> dict[str, type[Any]]:
-    """The dataclasses of a choice by their words; {} where the type is no choice."""
-    arguments = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
-    return {_word(part): part for part in arguments} if all(map(dataclasses.is_dataclass, arguments)) else {}
-
-
-def _word(kind: type[Any]) -> str:
-    return kind.__name__.lower()
-
-
 class _Mismatch(Exception):
     pass
 
@@ -215,3 +200,18 @@ def _member(value: Any, members: Mapping[Any, Any]) -> Any:
         if value == known and isinstance(value, type(known)) and isinstance(value, bool) == isinstance(known, bool):
             return member
     raise _Mismatch
+
+
+def _fields(kind: type[DataclassInstance]) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a dataclass by their keys in a table."""
+    return {field.metadata.get("key", field.name): field for field in dataclasses.fields(kind)}
+
+
+def _kinds(hint: Any) -> dict[str, type[Any]]:
+    """The dataclasses of a choice by their words; {} where the type is no choice."""
+    arguments = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    return {_word(part): part for part in arguments} if all(map(dataclasses.is_dataclass, arguments)) else {}
+
+
+def _word(kind: type[Any]) -> str:
+    return kind.__name__.lower()
