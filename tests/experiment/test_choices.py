@@ -93,6 +93,12 @@ def test_any_dataclass_of_settings_may_hold_a_choice() -> None:
         read(Own, {"schedule": "constant", "decay": 0.9}, "algorithm")
 
 
+def test_the_page_has_every_value_with_its_defaults() -> None:
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    for value in (Iid(), Classes(), Unbalanced(), Dirichlet(), Constant(), Exponential(), Cosine(), Sgd(), Adam()):
+        assert f"`{value!r}`" in page
+
+
 # What the values tell
 
 

@@ -1,7 +1,7 @@
 """What an experiment's settings are where its file says nothing.
 
-Everything here works on plain tables: what a user gave, before it becomes an experiment. `fill` makes it whole. The
-paper's Table I and basic configuration are the tables below.
+Everything here works on plain tables: what a user gave, before it becomes an experiment. `fill` completes it. The
+tables below are the paper's Table I and basic configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMON: Mapping[str, Table] = {
     },
     "algorithm": {"name": "tfedavg"},
 }  # fmt: skip
-"""What holds where none of the tables below says otherwise; a later table overrides an earlier one."""
+"""What applies unless one of the tables below says otherwise; a later table overrides an earlier one."""
 
 BY_DATASET: Mapping[str, Mapping[str, Table]] = {
     "digits": {
@@ -38,7 +38,7 @@ BY_DATASET: Mapping[str, Mapping[str, Table]] = {
         "training": {"epochs": 10, "schedule": "exponential"},
     },
 }
-"""The paper's basic configuration; `digits` is a small one of our own. Every hold-out is at least 100 samples."""
+"""The paper's basic configuration; `digits` has a small one of our own. Every hold-out is at least 100 samples."""
 
 BY_MODEL: Mapping[str, Mapping[str, Table]] = {
     "cnn": {
@@ -47,7 +47,7 @@ BY_MODEL: Mapping[str, Mapping[str, Table]] = {
     },
     "resnet18": {"training": {"optimizer": "adam", "rate": 0.002}},
 }
-"""Table I, but for ResNet18*: at its 0.008 FedAvg is no better than at 0.002, and T-FedAvg collapses.
+"""Table I, except for ResNet18*: at its 0.008 FedAvg does no better than at 0.002, and T-FedAvg collapses.
 
 The CNN's linear layers stay in full precision, as the paper's 2201.84 Mb say they did (models.py).
 """
@@ -88,7 +88,7 @@ def defaults(dataset: str, model: str | None = None, algorithm: str = "tfedavg")
 
 
 def fill(table: Mapping[str, Any]) -> Table:
-    """The whole table of an experiment: what was given, and the defaults of everything else."""
+    """The complete table of an experiment: what was given, and the defaults for everything else."""
     given = given_sections(table)
     _imply_partition(given["data"])
     dataset = _name(given, "data", "dataset") or COMMON["data"]["dataset"]
@@ -105,12 +105,12 @@ def fill(table: Mapping[str, Any]) -> Table:
 
 
 def default_name(dataset: str, algorithm: str) -> str:
-    """`mnist-tfedavg`; of an own `module:function`, the function."""
+    """`mnist-tfedavg`; for a `module:function`, the name of the function."""
     return "-".join(name.rpartition(":")[2] for name in (dataset, algorithm))
 
 
 def given_sections(table: Mapping[str, Any]) -> dict[str, Table]:
-    """A copy of each section that was given, {} for the others; unknown keys of the common sections are refused."""
+    """A copy of each section that was given, {} for the others; unknown keys are refused in the sections of `KEYS`."""
     everything = [*TOP, *(f"{section}.{key}" for section, keys in KEYS.items() for key in keys)]
     for key, value in table.items():
         if key not in (*COMMON, *TOP):

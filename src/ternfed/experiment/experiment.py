@@ -2,8 +2,8 @@
 
     experiment = Experiment.from_file("mnist.toml", ["federation.rounds=5"])
 
-A file says what differs from the defaults (`defaults.py`). They are filled in once, here; what is saved beside a run's
-results is the whole.
+A file says what differs from the defaults (`defaults.py`), which are filled in once, here. The complete experiment is
+saved beside a run's results.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Experiment:
         return self.training.schedule.rate_at(self.training.rate, round, self.federation.rounds)
 
     def check_with(self, data: DataSet) -> None:
-        """Refuse what cannot be done with this data: the checks that need its classes and its size."""
+        """Refuse what is impossible with this data: the checks that need its classes and its size."""
         labels, share = data.train.labels, self.data.hold_out
         held, clients = round(share * len(labels)), self.federation.clients
         fits = f"enough for one of the {len(labels)} training samples of {data.name}, or 0, is needed"

@@ -29,7 +29,7 @@ Table = dict[str, Any]
 
 
 class ExperimentError(ValueError):
-    """A setting that cannot be: one sentence that names its key, its value and what is allowed."""
+    """A setting that is impossible: one sentence that names its key, its value and what is allowed."""
 
 
 def read(kind: type[Value], table: Mapping[str, Any], where: str, base: Value | None = None) -> Value:
@@ -91,7 +91,7 @@ def need(holds: bool, key: str, value: Any, allowed: str) -> None:
 
 
 def convert(value: Any, hint: Any, key: str) -> Any:
-    """The value as the type wants it; ExperimentError where it is of another type. An int serves as a float."""
+    """The value as its type has it; ExperimentError if it is of another type. An int also serves as a float."""
     try:
         return _convert(value, hint)
     except _Mismatch:
@@ -99,7 +99,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
 
 
 def unknown(key: str, value: Any, allowed: Sequence[str], elsewhere: Sequence[str] = ()) -> ExperimentError:
-    """The error for a key that is none of the allowed ones, with the one probably meant; keys with their section."""
+    """The error for a key that is not allowed, naming the one that was probably meant; keys include their section."""
     near = [*_nearest(key, allowed, cutoff=0.6), *_nearest(key, elsewhere, cutoff=0.8)]
     hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(allowed)}"
     return ExperimentError(f"{key} = {shown(value)}: no such setting; {hint}")
@@ -111,7 +111,7 @@ def _nearest(key: str, candidates: Sequence[str], cutoff: float) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A value as one would write it in TOML."""
+    """A value as it is written in TOML."""
     return json.dumps(plain(value), ensure_ascii=False, default=str)
 
 
@@ -139,7 +139,7 @@ def either(values: Iterable[Any]) -> str:
 
 
 def find_function(key: str, name: str) -> Callable[..., Any]:
-    """The function that `module:function` names; ExperimentError where there is none."""
+    """The function that `module:function` names; ExperimentError if there is none."""
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
