@@ -21,6 +21,7 @@ from ternfed.algorithms.algorithm import (
     Weights,
     dense_weights,
 )
+from ternfed.algorithms.optimizers import Adam, Optimizer, Sgd
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import Rule, Scale, Ternary, normalise, requantize
 from ternfed.training.plain import forward_weights
@@ -161,9 +162,9 @@ class TestTFedAvgClient:
         assert tfedavg.algorithm(network, training, tfedavg.Settings()).training.plain_epochs == plain
         assert tfedavg.algorithm(network, training, tfedavg.Settings(plain_epochs=0)).training.plain_epochs == 0
 
-    @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 8.0), ("adam", 0.1)])
+    @pytest.mark.parametrize(("optimizer", "rate"), [(Sgd(), 8.0), (Adam(), 0.1)])
     def test_factors_learn_at_a_rate_that_suits_the_optimizer_unless_told(
-        self, network: Network, optimizer: str, rate: float
+        self, network: Network, optimizer: Optimizer, rate: float
     ) -> None:
         training = replace(TRAINING, optimizer=optimizer)
         assert tfedavg.algorithm(network, training, tfedavg.Settings()).training.factor_rate == rate

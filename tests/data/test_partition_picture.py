@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from ternfed.data.partitions import by_class, dirichlet, histogram
+from ternfed.data.partitions import Classes, Dirichlet, histogram
 from ternfed.data.picture import partition_picture
 
 LABELS = torch.arange(10).repeat(300)
 
 
 def counts(clients: int) -> torch.Tensor:
-    return histogram(LABELS, by_class(LABELS, clients, 2, torch.Generator().manual_seed(0)), 10)
+    return histogram(LABELS, Classes(2).split(LABELS, clients, torch.Generator().manual_seed(0)), 10)
 
 
 @pytest.mark.parametrize("clients", [5, 20, 100])
@@ -34,7 +34,7 @@ def test_a_picture_is_written_as_png_and_svg(clients: int, tmp_path: Path) -> No
 
 def test_few_clients_have_their_counts_written_in(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    parts = dirichlet(LABELS, 5, 0.5, torch.Generator().manual_seed(0))
+    parts = Dirichlet(0.5).split(LABELS, 5, torch.Generator().manual_seed(0))
     table = histogram(LABELS, parts, 10)
     text = partition_picture(table, tmp_path / "parts")[1].read_text()
     assert all(f">{count}<" in text for count in table.flatten().tolist() if count)

@@ -15,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from own_parts import PRESETS, Colour, Settings, rows
+from ternfed.algorithms.optimizers import Adam, Sgd
+from ternfed.data.partitions import Classes, Dirichlet, Iid, Unbalanced
 from ternfed.data.sets import load
 from ternfed.experiment.defaults import KEYS
-from ternfed.experiment.experiment import Experiment, ExperimentError, find_algorithm, override, read_table
-from ternfed.experiment.named import built_in_algorithms
+from ternfed.experiment.experiment import Experiment, ExperimentError, override, read_table
+from ternfed.experiment.named import built_in_algorithms, find_algorithm
+from ternfed.experiment.schedules import Cosine, Exponential
 from ternfed.runs.folder import FILES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
@@ -51,7 +54,7 @@ def test_mnist_has_the_papers_configuration() -> None:
     assert experiment.federation.participation == 0.1
     assert experiment.federation.rounds == 100
     training = experiment.training
-    assert (training.optimizer, training.rate, training.epochs, training.batch) == ("sgd", 0.01, 5, 64)
+    assert (training.optimizer, training.rate, training.epochs, training.batch) == (Sgd(), 0.01, 5, 64)
     assert (experiment.model.name, experiment.model.options) == ("mlp", {"activation": "relu", "hidden": (30, 20)})
     assert {experiment.rate_at(round) for round in range(1, 101)} == {0.01}
 
@@ -61,19 +64,19 @@ def test_cifar10_has_the_papers_configuration_with_a_rate_for_each_network(model
     experiment = make("data.dataset=cifar10", f"model.name={model}")
     assert (experiment.federation.clients, experiment.federation.participation) == (5, 1.0)
     training = experiment.training
-    assert (training.optimizer, training.rate, training.epochs, training.batch) == ("adam", rate, 10, 64)
-    assert (training.schedule, training.decay, training.decay_every) == ("exponential", 0.95, 5)
+    assert (training.optimizer, training.rate, training.epochs, training.batch) == (Adam(), rate, 10, 64)
+    assert training.schedule == Exponential(decay=0.95, every=5)
 
 
 def test_the_usual_network_of_cifar10_is_resnet18() -> None:
     assert make("data.dataset=cifar10").model.name == "resnet18"
 
 
-def test_the_centralized_baseline_trains_one_epoch_a_round() -> None:
+def test_the_centralized_baseline_trains_one_epoch_per_round() -> None:
     assert make("data.dataset=mnist", "algorithm.name=centralized").training.epochs == 1
 
 
-def test_what_is_given_goes_before_every_default() -> None:
+def test_what_is_given_overrides_every_default() -> None:
     experiment = make("data.dataset=cifar10", "training.rate=0.5", "federation.clients=7")
     assert (experiment.training.rate, experiment.federation.clients, experiment.training.epochs) == (0.5, 7, 10)
 
@@ -84,16 +87,16 @@ def test_at_least_one_client_takes_part_by_default() -> None:
 
 
 def test_settings_of_a_partition_alone_say_which_partition_is_meant() -> None:
-    assert make("data.classes_per_client=5").data.partition == "classes"
-    assert make("data.balance=0.3").data.partition == "unbalanced"
-    assert make("data.alpha=1").data.partition == "dirichlet"
-    assert make("data.partition=classes").data.classes_per_client == 2
+    assert make("data.classes_per_client=5").data.partition == Classes(5)
+    assert make("data.balance=0.3").data.partition == Unbalanced(0.3)
+    assert make("data.alpha=1").data.partition == Dirichlet(1.0)
+    assert make("data.partition=classes").data.partition == Classes(2)
 
 
-def test_settings_that_do_not_apply_have_no_value() -> None:
-    data, training = make().data, make("training.optimizer=adam").training
-    assert (data.classes_per_client, data.balance, data.alpha) == (None, None, None)
-    assert (training.momentum, training.decay, training.decay_every) == (None, None, None)
+def test_settings_that_do_not_apply_are_not_there() -> None:
+    table = make("training.optimizer=adam").to_table()
+    assert list(table["data"]) == ["dataset", "partition", "hold_out"]
+    assert not {"momentum", "decay", "decay_every"} & set(table["training"])
 
 
 # Round trips
@@ -375,16 +378,16 @@ def test_a_module_that_fails_while_it_is_imported_is_refused_with_its_error(
 def test_the_algorithm_is_made_with_the_training_and_its_settings() -> None:
     experiment = make("training.rate=0.5", "training.momentum=0.9", algorithm={**OWN, "share": 0.25})
     made = experiment.make_algorithm(experiment.make_network(load("digits")))
-    assert (made.name, made.training.rate, made.training.momentum) == ("own", 0.125, 0.9)
+    assert (made.name, made.training.rate, made.training.optimizer) == ("own", 0.125, Sgd(momentum=0.9))
 
 
 def test_every_setting_of_local_training_reaches_the_clients() -> None:
     chosen = {
-        "optimizer": "sgd", "rate": 0.5, "momentum": 0.9, "weight_decay": 0.25, "epochs": 7, "batch": 13,
-        "precision": "bfloat16",
+        "rate": 0.5, "weight_decay": 0.25, "epochs": 7, "batch": 13, "precision": "bfloat16",
     }  # fmt: skip
-    training = make(training=chosen).make_training()
+    training = make(training={**chosen, "optimizer": "sgd", "momentum": 0.9}).make_training()
     assert {key: getattr(training, key) for key in chosen} == chosen
+    assert training.optimizer == Sgd(momentum=0.9)
 
 
 # key=value
@@ -454,13 +457,14 @@ def test_which_layers_could_be_ternary_is_a_difference_where_some_are(name: str)
 
 def test_another_choice_drops_what_belonged_to_the_one_before() -> None:
     classes = make("data.classes_per_client=5")
-    assert classes.with_settings(["data.partition=iid"]).data.classes_per_client is None
-    assert classes.with_settings(["data.balance=0.2"]).data.partition == "unbalanced"
+    assert classes.with_settings(["data.partition=iid"]).data.partition == Iid()
+    assert classes.with_settings(["data.balance=0.2"]).data.partition == Unbalanced(0.2)
     assert classes.with_settings(["data.partition=classes"]) == classes
-    assert make().with_settings(["data.classes_per_client=3"]).data.partition == "classes"
+    assert make().with_settings(["data.classes_per_client=3"]).data.partition == Classes(3)
     falling = make("training.schedule=exponential", "training.decay=0.5")
-    assert falling.with_settings(["training.schedule=cosine"]).training.decay is None
-    assert make("training.momentum=0.9").with_settings(["training.optimizer=adam"]).training.momentum is None
+    assert falling.training.schedule == Exponential(decay=0.5)
+    assert falling.with_settings(["training.schedule=cosine"]).training.schedule == Cosine()
+    assert make("training.momentum=0.9").with_settings(["training.optimizer=adam"]).training.optimizer == Adam()
     assert make("model.hidden=[5]").with_settings(["model.name=cnn"]).model.options == {}
 
 
@@ -560,7 +564,9 @@ def test_the_partition_is_the_one_that_was_chosen() -> None:
         len(torch.unique(labels[part])) for part in make("data.classes_per_client=3").make_partition(labels)[1]
     ] == [3] * 20
     sizes = torch.tensor([len(part) for part in make("data.balance=0.2").make_partition(labels)[1]])
-    assert abs(sizes.double().quantile(0.5).item() / sizes.max().item() - 0.2) < 0.01  # 67 samples a client: whole ones
+    assert (
+        abs(sizes.double().quantile(0.5).item() / sizes.max().item() - 0.2) < 0.01
+    )  # 67 samples per client: whole ones
     few = make("data.alpha=0.01").make_partition(labels)[1]
     assert max(len(torch.unique(labels[part])) for part in few) < 10
 

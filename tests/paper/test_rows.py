@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ternfed.data.partitions import Classes, Iid, Unbalanced
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.paper.rows import PLACES, SHOWN, Row, choose_rows, find_rows, read_row
 
@@ -76,7 +77,11 @@ class TestTheFiles:
             own, words = row.experiment(), row.name.split("-")
             if row.about.kind == "run":
                 assert own.algorithm.name == words[-1]
-            assert own.data.classes_per_client == (2 if "nc2" in words else 5 if "nc5" in words else None)
+            classes = 2 if "nc2" in words else 5 if "nc5" in words else None
+            if words[0] == "balance":
+                assert own.data.partition == Unbalanced(int(words[1]) / 100)
+            else:
+                assert own.data.partition == (Iid() if classes is None else Classes(classes))
             if words[0] == "mnist":
                 assert own.model.options["activation"] == ("none" if words[1] == "linear" else "relu")
             if words[0] in ("mnist", "participation", "balance"):
@@ -90,7 +95,6 @@ class TestTheFiles:
             if words[0] == "participation":
                 share = int(words[2]) / 100
             assert (own.federation.clients, own.federation.participation) == (clients, share)
-            assert own.data.balance == (int(words[1]) / 100 if words[0] == "balance" else None)
 
     def test_algorithms_of_one_cell_differ_in_the_algorithm_alone(self) -> None:
         def cell_of(row: Row) -> str:

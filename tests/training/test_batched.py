@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from ternfed.algorithms.algorithm import Local, Network, Training
+from ternfed.algorithms.optimizers import Adam, Sgd
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.models import cnn, mlp
@@ -40,8 +41,8 @@ QUANTIZERS = {
 OPTIMIZERS = {
     "sgd": Training(rate=0.1),
     "decay": Training(rate=0.1, weight_decay=0.01),
-    "momentum": Training(rate=0.05, momentum=0.9, weight_decay=0.01),
-    "adam": Training(optimizer="adam", rate=0.01, weight_decay=0.01),
+    "momentum": Training(Sgd(momentum=0.9), rate=0.05, weight_decay=0.01),
+    "adam": Training(Adam(), rate=0.01, weight_decay=0.01),
 }
 
 
@@ -155,7 +156,9 @@ def test_every_setting_of_ternary_training_is_obeyed(optimizer: str) -> None:
 
 def test_epochs_that_are_all_plain_leave_the_factors_alone() -> None:
     network = network_of(small_mlp)
-    training = Training(epochs=2, batch=8, quantizer=Quantizer(), ternary=network.ternary, plain_epochs=2, momentum=0.9)
+    training = Training(
+        Sgd(momentum=0.9), epochs=2, batch=8, quantizer=Quantizer(), ternary=network.ternary, plain_epochs=2
+    )
     works = works_of(network, training)
     for work, trained in zip(works, check(network, training, works), strict=True):
         assert all(torch.equal(trained.local.factors[name], work.local.factors[name]) for name in network.ternary)

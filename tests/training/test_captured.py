@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ternfed.algorithms.algorithm import Local, Network, Training
+from ternfed.algorithms.optimizers import Adam, Sgd
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.quantize.ternary import FTTQ, TTQ, TWN, Quantizer, start_factors
@@ -111,9 +112,9 @@ ALGORITHMS = {
     "twn": {"quantizer": TWN},
 }
 OPTIMIZERS = {
-    "sgd": {"optimizer": "sgd", "rate": 0.05},
-    "momentum": {"optimizer": "sgd", "rate": 0.02, "momentum": 0.9, "weight_decay": 0.01},
-    "adam": {"optimizer": "adam", "rate": 0.003, "weight_decay": 0.01},
+    "sgd": {"optimizer": Sgd(), "rate": 0.05},
+    "momentum": {"optimizer": Sgd(momentum=0.9), "rate": 0.02, "weight_decay": 0.01},
+    "adam": {"optimizer": Adam(), "rate": 0.003, "weight_decay": 0.01},
 }
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ternfed.data.partitions import iid
+from ternfed.data.partitions import Iid
 from ternfed.data.sets import load
 
 
@@ -16,7 +16,7 @@ def make_model() -> nn.Module:
 def part_of(node: int, nodes: int) -> tuple[Tensor, Tensor]:
     """The training samples of one node."""
     train = load("digits").train
-    own = iid(train.labels, nodes, torch.Generator().manual_seed(0))[node]
+    own = Iid().split(train.labels, nodes, torch.Generator().manual_seed(0))[node]
     return train.inputs[own], train.labels[own]
 
 

@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ternfed.algorithms.optimizers import Optimizer, Sgd
 from ternfed.quantize.layers import Predicate, ternary_names
 from ternfed.quantize.ternary import Quantizer, Ternary
 from ternfed.wire import Kind, Message, Schema, Slot
@@ -102,10 +103,8 @@ class Local:
 class Training:
     """How a client trains: the paper's basic configuration, and what a ternary algorithm adds to it."""
 
-    optimizer: str = "sgd"
-    """`sgd` or `adam`."""
+    optimizer: Optimizer = field(default_factory=Sgd)
     rate: float = 0.01
-    momentum: float = 0.0
     weight_decay: float = 0.0
     epochs: int = 5
     batch: int = 64

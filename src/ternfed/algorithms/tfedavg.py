@@ -167,7 +167,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         raise ValueError(f"plain_epochs = {plain_epochs}: fewer than the {training.epochs} local epochs is needed")
     if first and first[0] in names:
         raise ValueError("send_first = false: the first layer is ternary here; leave it out of the ternary layers")
-    by_optimizer = 0.1 if training.optimizer == "adam" else 8.0
+    by_optimizer = 8.0 if training.optimizer.steps_follow_gradient else 0.1
     factor_rate = by_optimizer if settings.factor_rate is None else settings.factor_rate
     known = {name: network.weights()[name] for name in first}
     numbers = (*UP, "accuracy") if settings.judging is Judging.CLIENTS else UP

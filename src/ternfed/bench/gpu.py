@@ -16,6 +16,7 @@ from itertools import product
 import torch
 
 from ternfed.algorithms.algorithm import Local, Network, Training
+from ternfed.algorithms.optimizers import Adam
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.models import build
@@ -66,7 +67,7 @@ def run(
 def measure(model: str, precision: str, clients: int, compiled: bool, feed: TrainingData) -> Timing:
     """FedAvg and T-FedAvg in turns."""
     network = Network.of(build(model))
-    plain = Training("adam", rate=0.002, epochs=EPOCHS[precision], batch=BATCH, precision=precision)
+    plain = Training(Adam(), rate=0.002, epochs=EPOCHS[precision], batch=BATCH, precision=precision)
     ternary = replace(
         plain, quantizer=Quantizer(), ternary=network.ternary, latent_rate=24.0, factor_rate=0.1, clip=1.0
     )

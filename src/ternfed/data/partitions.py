@@ -1,7 +1,8 @@
 """How a data set is divided among clients: every sample on exactly one client, the same for the same generator.
 
-Each function takes the labels (N) and gives one sorted index tensor a client. The indices count within the labels
-given: after `hold_out`, divide `labels[kept]` and look the parts up in `kept`.
+A partition is one of four values, and `split` does what it says: strata (N), one label per sample, become one sorted
+index tensor per client. The indices count within the strata given: after `hold_out`, split `labels[kept]` and look the
+parts up in `kept`. `check` refuses what no data with so many classes can give so many clients.
 """
 
 from __future__ import annotations
@@ -9,91 +10,145 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 
-def iid(labels: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+@dataclass(frozen=True)
+class Iid:
     """A random division into parts whose sizes differ by at most one sample."""
-    _check_clients(labels, clients)
-    order = torch.randperm(len(labels), generator=generator)
-    return [part.sort().values for part in order.tensor_split(clients)]
+
+    by_class: ClassVar[bool] = False
+    """Whether the strata decide, and not only how many samples there are."""
+
+    def check(self, clients: int, classes: int | None = None) -> None:
+        """Nothing to refuse."""
+
+    def split(self, strata: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+        """The indices of each client's samples."""
+        _check_clients(strata, clients)
+        order = torch.randperm(len(strata), generator=generator)
+        return [part.sort().values for part in order.tensor_split(clients)]
 
 
-def by_class(labels: Tensor, clients: int, classes_per_client: int, generator: Generator) -> list[Tensor]:
-    """N_c distinct classes a client, drawn at random; sizes as equal as the drawn classes allow.
+@dataclass(frozen=True)
+class Classes:
+    """N_c distinct classes per client, drawn at random; sizes as equal as the drawn classes allow.
 
     A class gets owners in proportion to its size, at least one. With N_c · clients = classes each class lies whole on
     one client (the paper's N_c = 2 with 5 clients and 10 classes).
     """
-    _check_clients(labels, clients)
-    present, counts = torch.unique(labels, return_counts=True)
-    classes = len(present)
-    if not 1 <= classes_per_client <= classes:
-        raise ValueError(
-            f"classes_per_client = {classes_per_client}: 1 to {classes} is allowed, the classes in the data"
-        )
-    slots = clients * classes_per_client
-    if slots < classes:
-        raise ValueError(
-            f"classes_per_client = {classes_per_client}: with {clients} clients {math.ceil(classes / clients)} "
-            f"to {classes} is allowed, or some of the {classes} classes would lie on no client"
-        )
-    if int(counts.clamp(max=clients).sum()) < slots:
-        raise ValueError(
-            f"classes_per_client = {classes_per_client}: {clients} clients need {slots} parts of classes, "
-            f"but {len(labels)} samples in {classes} classes give only {int(counts.clamp(max=clients).sum())}"
-        )
-    owns = _draw_owners(_owners(counts, clients, slots, generator), clients, classes_per_client, generator)
-    shares = _even_shares(owns, counts)
-    parts: list[list[Tensor]] = [[] for _ in range(clients)]
-    for column, label in enumerate(present):
-        owners = owns[:, column].nonzero().flatten()
-        sizes = _apportion(int(counts[column]), shares[owners, column], least=1)
-        pieces = torch.split(_shuffled((labels == label).nonzero().flatten(), generator), sizes.tolist())
-        for owner, piece in zip(owners.tolist(), pieces, strict=True):
-            parts[owner].append(piece)
-    return [torch.cat(pieces).sort().values for pieces in parts]
+
+    per_client: int = field(default=2, metadata={"key": "classes_per_client"})
+    """N_c; the setting `classes_per_client` of an experiment."""
+    by_class: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise ValueError(f"classes_per_client = {self.per_client}: a whole number of at least 1 is allowed")
+
+    def check(self, clients: int, classes: int | None = None) -> None:
+        """Refuse more classes per client than there are, or so few that some class would lie on no client."""
+        if classes is not None and not (least := math.ceil(classes / clients)) <= self.per_client <= classes:
+            raise ValueError(
+                f"classes_per_client = {self.per_client}: "
+                f"{least} to {classes} is allowed with {classes} classes and clients = {clients}"
+            )
+
+    def split(self, strata: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+        """The indices of each client's samples."""
+        _check_clients(strata, clients)
+        present, counts = torch.unique(strata, return_counts=True)
+        self.check(clients, len(present))
+        slots, possible = clients * self.per_client, int(counts.clamp(max=clients).sum())
+        if possible < slots:
+            raise ValueError(
+                f"classes_per_client = {self.per_client}: {clients} clients need {slots} parts of classes, "
+                f"but {len(strata)} samples in {len(present)} classes give only {possible}"
+            )
+        owns = _draw_owners(_owners(counts, clients, slots, generator), clients, self.per_client, generator)
+        shares = _even_shares(owns, counts)
+        parts: list[list[Tensor]] = [[] for _ in range(clients)]
+        for column, label in enumerate(present):
+            owners = owns[:, column].nonzero().flatten()
+            sizes = _apportion(int(counts[column]), shares[owners, column], least=1)
+            pieces = torch.split(_shuffled((strata == label).nonzero().flatten(), generator), sizes.tolist())
+            for owner, piece in zip(owners.tolist(), pieces, strict=True):
+                parts[owner].append(piece)
+        return [torch.cat(pieces).sort().values for pieces in parts]
 
 
-def unbalanced(labels: Tensor, clients: int, ratio: float, generator: Generator) -> list[Tensor]:
-    """Random parts of unequal size with β = median / max (eq. imbalance) as near `ratio` as whole samples allow.
+@dataclass(frozen=True)
+class Unbalanced:
+    """Random parts of unequal size, their median / max as near the balance as whole samples allow.
 
     The sizes fall geometrically from the largest to the smallest: at β = 0.1 ten of 100 clients hold 38% of MNIST.
     """
-    _check_clients(labels, clients)
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio = {ratio}: above 0 and at most 1 is allowed, it is median / max of the client sizes")
-    sizes = unbalanced_sizes(len(labels), clients, ratio)
-    sizes = sizes[torch.randperm(clients, generator=generator)]
-    order = torch.randperm(len(labels), generator=generator)
-    return [part.sort().values for part in torch.split(order, sizes.tolist())]
+
+    balance: float = 0.5
+    """β = median / max of the client sizes (eq. imbalance)."""
+    by_class: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.balance <= 1:
+            raise ValueError(f"balance = {self.balance}: above 0 and at most 1 is allowed")
+
+    def check(self, clients: int, classes: int | None = None) -> None:
+        """Refuse what one or two clients cannot have: their median is the mean, at least 1 / clients of the largest."""
+        if clients <= 2 and self.balance * clients < 1:
+            raise ValueError(f"balance = {self.balance}: {1 / clients:g} to 1 is allowed with clients = {clients}")
+
+    def split(self, strata: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+        """The indices of each client's samples."""
+        _check_clients(strata, clients)
+        self.check(clients)
+        sizes = unbalanced_sizes(len(strata), clients, self.balance)
+        sizes = sizes[torch.randperm(clients, generator=generator)]
+        order = torch.randperm(len(strata), generator=generator)
+        return [part.sort().values for part in torch.split(order, sizes.tolist())]
 
 
-def dirichlet(labels: Tensor, clients: int, alpha: float, generator: Generator) -> list[Tensor]:
-    """Each class divided among the clients in proportions drawn from Dirichlet(α); at least one sample a client."""
-    _check_clients(labels, clients)
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise ValueError(f"alpha = {alpha}: a finite number above 0 is allowed")
-    # numpy's sampler stays exact for small α, where gamma draws underflow to nothing but zeros.
-    draws = np.random.Generator(np.random.PCG64(int(torch.randint(2**62, (), generator=generator))))
-    parts: list[list[Tensor]] = [[] for _ in range(clients)]
-    for label in torch.unique(labels):
-        members = _shuffled((labels == label).nonzero().flatten(), generator)
-        proportions = torch.from_numpy(draws.dirichlet(np.full(clients, alpha)))
-        for client, piece in enumerate(torch.split(members, _apportion(len(members), proportions).tolist())):
-            parts[client].append(piece)
-    joined = [torch.cat(pieces) for pieces in parts]
-    richest = [(-len(part), client) for client, part in enumerate(joined)]
-    heapq.heapify(richest)
-    for client, part in enumerate(joined):
-        if len(part) == 0:
-            size, giver = richest[0]
-            heapq.heapreplace(richest, (size + 1, giver))
-            joined[client], joined[giver] = joined[giver][:1], joined[giver][1:]
-    return [part.sort().values for part in joined]
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each class divided among the clients in proportions drawn from Dirichlet(α); at least one sample per client."""
+
+    alpha: float = 0.5
+    by_class: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"alpha = {self.alpha}: a number above 0 is allowed")
+
+    def check(self, clients: int, classes: int | None = None) -> None:
+        """Nothing to refuse."""
+
+    def split(self, strata: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+        """The indices of each client's samples."""
+        _check_clients(strata, clients)
+        # numpy's sampler stays exact for small α, where gamma draws underflow to nothing but zeros.
+        draws = np.random.Generator(np.random.PCG64(int(torch.randint(2**62, (), generator=generator))))
+        parts: list[list[Tensor]] = [[] for _ in range(clients)]
+        for label in torch.unique(strata):
+            members = _shuffled((strata == label).nonzero().flatten(), generator)
+            proportions = torch.from_numpy(draws.dirichlet(np.full(clients, self.alpha)))
+            for client, piece in enumerate(torch.split(members, _apportion(len(members), proportions).tolist())):
+                parts[client].append(piece)
+        joined = [torch.cat(pieces) for pieces in parts]
+        richest = [(-len(part), client) for client, part in enumerate(joined)]
+        heapq.heapify(richest)
+        for client, part in enumerate(joined):
+            if len(part) == 0:
+                size, giver = richest[0]
+                heapq.heapreplace(richest, (size + 1, giver))
+                joined[client], joined[giver] = joined[giver][:1], joined[giver][1:]
+        return [part.sort().values for part in joined]
+
+
+Partition = Iid | Classes | Unbalanced | Dirichlet
 
 
 def hold_out(labels: Tensor, amount: int | float, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -116,26 +171,24 @@ def histogram(labels: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
     return torch.stack([torch.bincount(labels[part], minlength=classes) for part in parts])
 
 
-def unbalanced_sizes(samples: int, clients: int, ratio: float) -> Tensor:
-    """Client sizes, largest first, none zero, that add up to `samples`, median / max as near `ratio` as can be."""
+def unbalanced_sizes(samples: int, clients: int, balance: float) -> Tensor:
+    """Client sizes, largest first, none zero, that add up to `samples`, median / max as near `balance` as can be."""
     if clients <= 2:  # the median is the mean size, whatever the largest is: β = samples / (clients · largest)
-        if ratio * clients < 1:
-            raise ValueError(f"ratio = {ratio}: {1 / clients:g} to 1 is allowed with clients = {clients}")
         possible = range(math.ceil(samples / clients), samples - clients + 2)
-        top = min(possible, key=lambda largest: abs(samples / (clients * largest) - ratio))
+        top = min(possible, key=lambda largest: abs(samples / (clients * largest) - balance))
         return torch.tensor([top, samples - top][:clients])
     middles = 2 - clients % 2
     below = (clients - middles) // 2
     above = below - 1  # clients between the largest and the median
     # Every largest size with every kind of middle: equal sizes or, for an even number of clients, also two that differ
-    # by one (`gap`). For each, the median nearest to ratio · largest among those with which the rest can add up.
+    # by one (`gap`). For each, the median nearest to balance · largest among those with which the rest can add up.
     largest, gap = np.meshgrid(np.arange(1, samples + 1), np.arange(middles), indexing="ij")
     least = -((largest * (1 + above) + gap - samples) // (middles + below))
     most = np.minimum((samples - largest - below - gap * (above + 1)) // (above + middles), largest - gap)
-    lower = np.rint(ratio * largest - gap / 2).astype(np.int64).clip(np.maximum(least, 1), most)
-    ideal = ratio ** (2 * np.arange(clients) / (clients - 1))
+    lower = np.rint(balance * largest - gap / 2).astype(np.int64).clip(np.maximum(least, 1), most)
+    ideal = balance ** (2 * np.arange(clients) / (clients - 1))
     ideal *= samples / ideal.sum()
-    error = np.abs((lower + gap / 2) / largest - ratio).round(12)
+    error = np.abs((lower + gap / 2) / largest - balance).round(12)
     error[np.maximum(least, 1) > most] = np.inf
     best = np.lexsort((np.abs(np.log(largest / ideal[0])).ravel(), error.ravel()))[0]
     top, low = int(largest.flat[best]), int(lower.flat[best])
@@ -187,10 +240,10 @@ def _owners(counts: Tensor, clients: int, slots: int, generator: Generator) -> T
     return owners
 
 
-def _draw_owners(owners: Tensor, clients: int, classes_per_client: int, generator: Generator) -> Tensor:
-    """A random clients × classes truth table with `classes_per_client` a row and `owners` a column."""
+def _draw_owners(owners: Tensor, clients: int, per_client: int, generator: Generator) -> Tensor:
+    """A random clients × classes truth table: `per_client` true in each row, `owners` in each column."""
     owns = torch.zeros(clients, len(owners), dtype=torch.bool)
-    need = torch.full((clients,), float(classes_per_client))
+    need = torch.full((clients,), float(per_client))
     for column in torch.randperm(len(owners), generator=generator).tolist():
         # Giving to those who need most never runs into a dead end (Gale and Ryser 1957).
         chosen = (need + 0.5 * torch.rand(clients, generator=generator)).topk(int(owners[column])).indices
@@ -220,6 +273,6 @@ def _shuffled(indices: Tensor, generator: Generator) -> Tensor:
     return indices[torch.randperm(len(indices), generator=generator)]
 
 
-def _check_clients(labels: Tensor, clients: int) -> None:
-    if not 1 <= clients <= len(labels):
-        raise ValueError(f"clients = {clients}: 1 to {len(labels)} is allowed, the samples there are to divide")
+def _check_clients(strata: Tensor, clients: int) -> None:
+    if not 1 <= clients <= len(strata):
+        raise ValueError(f"clients = {clients}: 1 to {len(strata)} is allowed, the samples there are to divide")

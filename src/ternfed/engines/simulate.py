@@ -14,7 +14,7 @@ from torch import nn
 
 from ternfed.algorithms.algorithm import Algorithm, Memory
 from ternfed.data.values import DataSet
-from ternfed.experiment.experiment import Experiment, override
+from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.aggregate import Average
 from ternfed.round.exchange import Broadcast, collect, receive, send
@@ -50,6 +50,9 @@ def federate(model: nn.Module, data: DataSet, *settings: str, device: str = "cpu
 
     `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say.
     """
+    for setting in settings:
+        if setting.strip().startswith(("model.", "data.dataset")):
+            raise ExperimentError(f"{setting}: has no meaning here, where the model and the data are given")
     own = {"data": {"dataset": f"own:{data.name}"}}
     federation = open_federation(Experiment.from_table(override(own, settings)), data, device, model)
     for state, outcome in play(federation):

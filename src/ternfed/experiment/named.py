@@ -44,7 +44,7 @@ class FoundAlgorithm(NamedTuple):
 
 
 def find_algorithm(name: str) -> FoundAlgorithm:
-    """The algorithm of that name; ExperimentError where there is none, or it is not made as one."""
+    """The algorithm of that name; ExperimentError if there is none, or if what has that name is not one."""
     key = "algorithm.name"
     if ":" not in name and name not in built_in_algorithms():
         raise ExperimentError(f"{key} = {shown(name)}: {either(built_in_algorithms())} or module:function is allowed")
@@ -72,7 +72,7 @@ def built_in_algorithms() -> tuple[str, ...]:
 
 
 def network_options(name: str, given: Mapping[str, Any]) -> Table:
-    """The options of a network, given or its function's defaults."""
+    """The options of a network: those given, and its function's defaults for the others."""
     function = _network_function(name)
     hints = get_type_hints(function)
     options = {
@@ -128,7 +128,7 @@ def _network_function(name: str) -> Callable[..., nn.Module]:
 
 
 def _facts(name: str, data: DataSet) -> Table:
-    """What a network's function may ask of the data."""
+    """What a network's function may ask about the data."""
     shape = tuple(data.train.inputs.shape[1:])
     facts = {"shape": shape, "inputs": prod(shape), "classes": data.classes}
     if len(shape) == 3:

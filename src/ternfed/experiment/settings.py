@@ -2,6 +2,10 @@
 
 Fields may be bool, int, float, str, a `StrEnum`, a `Literal`, a list of those (`tuple[X, ...]`) and any of them
 `| None`. TOML has no empty value, so in an optional setting the word "none" stands for it.
+
+A field may also be a choice between dataclasses, `Iid | Classes`. In the table its value is a word, the name of the
+class in lower case, and what belongs to that class stands beside it: `partition = "classes"`, `classes_per_client = 2`.
+Where a key of the table differs from the name of the field, the field's metadata has it as `key`.
 """
 
 from __future__ import annotations
@@ -25,17 +29,20 @@ Table = dict[str, Any]
 
 
 class ExperimentError(ValueError):
-    """A setting that cannot be: one sentence that names its key, its value and what is allowed."""
+    """A setting that is impossible: one sentence that names its key, its value and what is allowed."""
 
 
 def read(kind: type[Value], table: Mapping[str, Any], where: str, base: Value | None = None) -> Value:
     """The dataclass with these values, over those of `base` or its own defaults. `where` is the section's name."""
-    hints = get_type_hints(kind)
-    fields = [field.name for field in dataclasses.fields(kind)]
-    for key, value in table.items():
+    hints, fields, rest = get_type_hints(kind), _fields(kind), dict(table)
+    values: Table = {}
+    for key in (key for key, field in fields.items() if key in table and _kinds(hints[field.name])):
+        chosen = convert(rest.pop(key), hints[fields[key].name], f"{where}.{key}")
+        values[fields[key].name] = read(chosen, {own: rest.pop(own) for own in _fields(chosen) if own in rest}, where)
+    for key, value in rest.items():
         if key not in fields:
             raise unknown(f"{where}.{key}", value, [f"{where}.{field}" for field in fields])
-    values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in table.items()}
+        values[fields[key].name] = convert(value, hints[fields[key].name], f"{where}.{key}")
     try:
         return kind(**values) if base is None else dataclasses.replace(base, **values)
     except ExperimentError:
@@ -45,23 +52,46 @@ def read(kind: type[Value], table: Mapping[str, Any], where: str, base: Value | 
         raise ExperimentError(f"{where}.{error}" if named else f"{where}: {error}") from error
 
 
-def write(value: DataclassInstance, *, without_none: bool = False) -> Table:
-    """The plain values of every field, in order; None as the word "none", or left out."""
-    values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {key: plain(item) for key, item in values.items() if item is not None or not without_none}
+def write(value: DataclassInstance) -> Table:
+    """The plain values of every field, in order, and after them what belongs to the choices among them."""
+    values = {key: getattr(value, field.name) for key, field in _fields(type(value)).items()}
+    chosen: list[Any] = [item for item in values.values() if dataclasses.is_dataclass(item)]
+    further = {key: item for value in chosen for key, item in write(value).items()}
+    return {**{key: plain(item) for key, item in values.items()}, **further}
+
+
+def choices(kind: type[DataclassInstance]) -> dict[str, dict[str, Table]]:
+    """For each field that is a choice: its words, each with the keys that belong to it and their defaults."""
+    hints = get_type_hints(kind)
+    return {
+        key: {
+            word: {own: part.default for own, part in _fields(chosen).items()}
+            for word, chosen in _kinds(hints[field.name]).items()
+        }
+        for key, field in _fields(kind).items()
+        if _kinds(hints[field.name])
+    }
 
 
 def plain(value: Any) -> Any:
-    """A value as TOML and JSON have it."""
+    """A value as TOML and JSON have it: None as the word "none", one of several dataclasses as its own word."""
     if value is None:
         return "none"
     if isinstance(value, Enum):
         return value.value
+    if dataclasses.is_dataclass(value):
+        return _word(type(value))
     return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
+def need(holds: bool, key: str, value: Any, allowed: str) -> None:
+    """ExperimentError unless it holds."""
+    if not holds:
+        raise ExperimentError(f"{key} = {shown(value)}: {allowed}")
+
+
 def convert(value: Any, hint: Any, key: str) -> Any:
-    """The value as the type wants it; ExperimentError where it is of another type. An int serves as a float."""
+    """The value as its type has it; ExperimentError if it is of another type. An int also serves as a float."""
     try:
         return _convert(value, hint)
     except _Mismatch:
@@ -69,7 +99,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
 
 
 def unknown(key: str, value: Any, allowed: Sequence[str], elsewhere: Sequence[str] = ()) -> ExperimentError:
-    """The error for a key that is none of the allowed ones, with the one probably meant; keys with their section."""
+    """The error for a key that is not allowed, naming the one that was probably meant; keys include their section."""
     near = [*_nearest(key, allowed, cutoff=0.6), *_nearest(key, elsewhere, cutoff=0.8)]
     hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(allowed)}"
     return ExperimentError(f"{key} = {shown(value)}: no such setting; {hint}")
@@ -81,13 +111,15 @@ def _nearest(key: str, candidates: Sequence[str], cutoff: float) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A value as one would write it in TOML."""
+    """A value as it is written in TOML."""
     return json.dumps(plain(value), ensure_ascii=False, default=str)
 
 
 def described(hint: Any) -> str:
     """A type in words."""
     origin, arguments = get_origin(hint), get_args(hint)
+    if kinds := _kinds(hint):
+        return either(kinds)
     if origin in (Union, UnionType):
         return " or ".join(described(argument) for argument in arguments)
     if origin is Literal:
@@ -107,7 +139,7 @@ def either(values: Iterable[Any]) -> str:
 
 
 def find_function(key: str, name: str) -> Callable[..., Any]:
-    """The function that `module:function` names; ExperimentError where there is none."""
+    """The function that `module:function` names; ExperimentError if there is none."""
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -129,6 +161,8 @@ def _convert(value: Any, hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
+    if kinds := _kinds(hint):
+        return _member(value, kinds)
     if origin in (Union, UnionType):
         return _first_that_fits(value, arguments)
     if origin is Literal:
@@ -166,3 +200,18 @@ def _member(value: Any, members: Mapping[Any, Any]) -> Any:
         if value == known and isinstance(value, type(known)) and isinstance(value, bool) == isinstance(known, bool):
             return member
     raise _Mismatch
+
+
+def _fields(kind: type[DataclassInstance]) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a dataclass by their keys in a table."""
+    return {field.metadata.get("key", field.name): field for field in dataclasses.fields(kind)}
+
+
+def _kinds(hint: Any) -> dict[str, type[Any]]:
+    """The dataclasses of a choice by their words; {} where the type is no choice."""
+    arguments = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    return {_word(part): part for part in arguments} if all(map(dataclasses.is_dataclass, arguments)) else {}
+
+
+def _word(kind: type[Any]) -> str:
+    return kind.__name__.lower()

@@ -309,11 +309,10 @@ def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> N
     for key, old, new in own.differences(wanted):
         if key != "federation.rounds":
             raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and goes on only with that")
-        for depends, what in (
-            (own.training.schedule == "cosine", "the rates of its cosine schedule depend"),
-            (getattr(own.algorithm.settings, "full_at", ()), "its broadcasts by algorithm.full_at depend"),
-        ):
-            if depends:
+        full_at = getattr(own.algorithm.settings, "full_at", ())
+        of_algorithm = "its broadcasts by algorithm.full_at depend" if full_at else None
+        for what in (own.training.schedule.depends_on_rounds, of_algorithm):
+            if what is not None:
                 raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, on which {what}")
         if new < done:
             raise RunError(f"{key} = {shown(new)}: the run in {path} is past that, after round {done}")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ternfed.algorithms.algorithm import Local, Network, Training, Weights
+from ternfed.algorithms.optimizers import Adam
 from ternfed.data.values import Samples
 from ternfed.models import Flatten
 from ternfed.quantize import fused
@@ -114,7 +115,7 @@ def train_batched(network: Network, training: Training, feed: TrainingData, work
 
 def _clients_at_once(work: Work, training: Training, samples: Samples) -> int:
     """So many that the inputs, weights and optimizer states of one step stay within the working set."""
-    copies = 3 if training.optimizer == "adam" else 2 if training.momentum else 1
+    copies = 1 + training.optimizer.moments
     numbers = training.batch * samples.inputs.shape[1] + copies * sum(t.numel() for t in work.local.weights.values())
     room = WORKING_SET.get(samples.inputs.device.type, WORKING_SET["cuda"])
     return max(1, room // (numbers * samples.inputs.element_size()))
@@ -360,11 +361,11 @@ class _Leaf:
     def move(self, clients: tuple[int, int], gradient: Gradient, training: Training, count: Count) -> None:
         """The optimizer's step of clients from one to another, the `count`-th one of this tensor."""
         value, *moments = (_part(tensor, *clients) for tensor in (self.value, *self.moments))
-        if training.optimizer == "adam":
+        if isinstance(training.optimizer, Adam):
             first, second = moments
             _adam(value, first, second, _product(gradient), self.rate, self.decay, count)
         elif moments:
-            _accumulate(moments[0], gradient, training.momentum, 1.0)
+            _accumulate(moments[0], gradient, training.optimizer.momentum, 1.0)
             if self.decay:
                 moments[0].add_(value, alpha=self.decay)
             value.add_(moments[0], alpha=-self.rate)
@@ -376,7 +377,7 @@ def _leaves(
     training: Training, weights: Weights, factors: Weights, rate: float
 ) -> tuple[dict[str, _Leaf], dict[str, _Leaf]]:
     """The trained weights and the trained factors, with the rates of `training.make_optimizer`."""
-    kept = 2 if training.optimizer == "adam" else 1 if training.momentum else 0
+    kept = training.optimizer.moments
 
     def leaf(value: Tensor, times: float, decay: float) -> _Leaf:
         return _Leaf(value, rate * times, decay, tuple(torch.zeros_like(value) for _ in range(kept)))

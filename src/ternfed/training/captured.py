@@ -227,9 +227,7 @@ class _Slot:
             for pieces, rate, decay in zip(self.pieces, self.rates, decays, strict=True)
             if pieces
         ]
-        if self.training.optimizer == "adam":
-            return torch.optim.Adam(groups, lr=self.rates[0], fused=True, capturable=True)
-        return torch.optim.SGD(groups, lr=self.rates[0], momentum=self.training.momentum, fused=True)
+        return self.training.optimizer.over(groups, self.rates[0], captured=True)
 
     @torch.no_grad()
     def load(self, work: Work) -> None:

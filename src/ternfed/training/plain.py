@@ -65,6 +65,4 @@ def make_optimizer(training: Training, leaves: Weights, factors: Weights, rate: 
         {"params": list(factors.values()), "lr": rate * training.factor_rate, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if training.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=rate, weight_decay=training.weight_decay)
-    return torch.optim.SGD(groups, lr=rate, momentum=training.momentum, weight_decay=training.weight_decay)
+    return training.optimizer.over(groups, rate, training.weight_decay)

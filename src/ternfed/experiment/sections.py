@@ -1,0 +1,101 @@
+"""The typed sections of an experiment: [data], [model], [federation], [training] and [algorithm] of its TOML file.
+
+Each refuses what is impossible by itself; what needs two sections is checked in `experiment.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ternfed.algorithms.optimizers import Optimizer
+from ternfed.data.partitions import Partition
+from ternfed.data.sets import NAMES as DATASETS
+from ternfed.experiment.schedules import Schedule
+from ternfed.experiment.settings import need, shown
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What the clients hold."""
+
+    dataset: str
+    """`digits`, `mnist`, `cifar10`, or `module:function` of a user's own."""
+    partition: Partition
+    hold_out: float
+    """Share of the training samples that stays on the server, to judge models with."""
+
+    def __post_init__(self) -> None:
+        known = f"{', '.join(shown(name) for name in DATASETS)} or module:function is allowed"
+        need(self.dataset in DATASETS or ":" in self.dataset, "data.dataset", self.dataset, known)
+        need(0 <= self.hold_out < 1, "data.hold_out", self.hold_out, "0 to below 1 is allowed")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network, and which of its layers a ternary algorithm quantizes."""
+
+    name: str
+    """`mlp`, `cnn`, `resnet18`, or `module:function` of a user's own."""
+    ternary: Literal["inner", "all"] | tuple[str, ...]
+    """`inner`: all Linear and Conv layers but the first and the last. Or names of layers, with wildcards."""
+    options: Mapping[str, Any]
+    """Arguments of the network's function, beside those that the data decides."""
+
+    def __post_init__(self) -> None:
+        need(self.ternary != (), "model.ternary", self.ternary, 'at least one name, "inner" or "all" is needed')
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """N clients, of which λN take part in a round."""
+
+    clients: int
+    participation: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("federation.clients", self.clients)
+        _at_least_one("federation.rounds", self.rounds)
+        # The last bit of a quotient such as 1/49 must not decide.
+        possible = self.clients * self.participation >= 1 - 1e-9 and self.participation <= 1
+        range_ = f"1/{self.clients} to 1 is allowed with clients = {self.clients}, at least one client per round"
+        need(possible, "federation.participation", self.participation, range_)
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How a client trains, and how its learning rate falls from round to round."""
+
+    optimizer: Optimizer
+    rate: float
+    """η of the first round."""
+    weight_decay: float
+    epochs: int
+    batch: int
+    schedule: Schedule
+    precision: Literal["float32", "bfloat16"]
+
+    def __post_init__(self) -> None:
+        need(0 < self.rate < math.inf, "training.rate", self.rate, "a number above 0 is allowed")
+        need(self.weight_decay >= 0, "training.weight_decay", self.weight_decay, "a number of at least 0 is allowed")
+        _at_least_one("training.epochs", self.epochs)
+        _at_least_one("training.batch", self.batch)
+
+
+@dataclass(frozen=True)
+class AlgorithmChoice:
+    """An algorithm by name, and its own settings."""
+
+    name: str
+    """`tfedavg` and the other files of `algorithms/`, or `module:function` of a user's own."""
+    preset: str | None
+    """The preset that the settings started from; None for the algorithm's own defaults."""
+    settings: Any
+    """A value of the dataclass that the algorithm's function takes."""
+
+
+def _at_least_one(key: str, value: int) -> None:
+    need(value >= 1, key, value, "a whole number of at least 1 is allowed")
