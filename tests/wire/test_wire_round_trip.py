@@ -156,7 +156,7 @@ def test_the_header_tells_which_schema_and_reference_a_message_was_written_for()
         1,
         "ans",
         schema.digest,
-        reference.digest,
+        reference.held(TERNARY, schema.ternary).digest,
     )
     assert read_header(encode(message, schema, codec="zstd")).reference is None
 

@@ -32,8 +32,10 @@ class Kind(StrEnum):
     BOOL = "bool"
 
 
-DTYPES: Mapping[Kind, torch.dtype] = {kind: getattr(torch, kind) for kind in Kind if kind is not Kind.TERNARY}
-"""The dtypes of the kinds that travel as plain tensors, in the order of the dense section."""
+DTYPES: Mapping[Kind, torch.dtype] = {
+    kind: dtype for kind in Kind if isinstance(dtype := getattr(torch, kind, None), torch.dtype)
+}
+"""Kinds that are plain tensors of a torch dtype, in the order of the dense section."""
 
 
 @dataclass(frozen=True)
