@@ -24,8 +24,9 @@ from ternfed.algorithms.algorithm import (
 from ternfed.algorithms.optimizers import Adam, Optimizer, Sgd
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import Rule, Scale, Ternary, normalise, requantize
+from ternfed.round.exchange import receive, send
 from ternfed.training.plain import forward_weights
-from ternfed.wire import Kind, Message
+from ternfed.wire import Kind, Message, same
 
 TRAINING = Training(epochs=2)
 CLIENT = Client(0, 10, lambda purpose: draws.generator(0, purpose))
@@ -419,9 +420,14 @@ def test_every_broadcast_fits_one_of_the_algorithms_schemas(network: Network) ->
         cmfl.algorithm(network, TRAINING, cmfl.Settings()),
     ]
     for algorithm in made:
-        message = algorithm.broadcast(algorithm.open(network.weights()), False)
-        names = [slot.name for slot in algorithm.down[-1].slots]
-        assert set(message.tensors) == set(names)
+        opened = algorithm.open(network.weights())
+        # Quantized and averaged model judge alike (Strategy I), and the quantized one collapses (Strategy II).
+        one, two = (algorithm.update(opened, uploads(moved(opened.weights)), helpers(j, 1.0)) for j in (1.0, 0.0))
+        last = receive(algorithm, send(algorithm, opened, 1, False, None), None).reference
+        for server, held in ((opened, False), (one, False), (one, True), (two, False), (two, True)):
+            data = send(algorithm, server, 2, held, last)
+            arrived = receive(algorithm, data, last if held else None).message
+            assert same(arrived, numbered(algorithm.broadcast(server, held), 2)), algorithm.name
 
 
 def _zeros(network: Network) -> Weights:

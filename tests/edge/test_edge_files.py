@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ternfed.data.sets import load
@@ -24,7 +22,6 @@ from ternfed.edge import (
     open_model,
     open_trained,
     predict,
-    recognise,
     samples_for,
     summarise,
     trained,
@@ -39,24 +36,6 @@ LAYERS = Inputs((6,))
 def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-@given(
-    codes=st.lists(st.integers(-1, 1), min_size=1, max_size=30),
-    positive=st.floats(2**-30, 2**30, width=32),
-    negative=st.floats(2**-30, 2**30, width=32),
-)
-def test_scale_times_code_is_recognised_exactly(codes: list[int], positive: float, negative: float) -> None:
-    weight = torch.tensor([{1: positive, 0: 0.0, -1: -negative}[code] for code in codes])
-    found = recognise(weight)
-    assert found is not None
-    assert found.codes.tolist() == codes
-    assert torch.equal(found.dense(), weight)
-
-
-@pytest.mark.parametrize("values", [[0.5, 0.25], [-1.0, -0.5, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
-def test_anything_else_is_not(values: list[float]) -> None:
-    assert recognise(torch.tensor(values)) is None
 
 
 def test_a_prepared_model_is_exported_as_its_ternary_weights() -> None:

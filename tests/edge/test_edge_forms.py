@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ternfed.edge.forms import BLOCK, Piece, pack_trits, product, unpack_function, unpacked
+from ternfed.edge.forms import BLOCK, Piece, product, unpack_function, unpacked
 from ternfed.quantize.ternary import Ternary
 
 onnx = pytest.importorskip("onnx", reason="the extra [edge]")
@@ -70,9 +70,13 @@ def test_a_gain_multiplies_each_output_channel() -> None:
 
 
 def test_five_trits_share_a_byte() -> None:
-    assert pack_trits(np.zeros((64, 64, 3, 3), np.int8)).nbytes == -(-64 * 64 * 9 // 5)
-    assert pack_trits(np.array([1, 1, 1, 1, 1], np.int8)).tolist() == [242]
-    assert pack_trits(np.array([-1, 0, 1], np.int8)).tolist() == [0 + 3 + 2 * 9 + 27 + 81]
+    def packed(codes: np.ndarray) -> np.ndarray:
+        weight = Ternary(torch.from_numpy(codes), torch.tensor(1.0), torch.tensor(1.0))
+        return unpacked("w", weight, None).constants["w/packed"]
+
+    assert packed(np.zeros((64, 64, 3, 3), np.int8)).nbytes == -(-64 * 64 * 9 // 5)
+    assert packed(np.array([1, 1, 1, 1, 1], np.int8)).tolist() == [242]
+    assert packed(np.array([-1, 0, 1], np.int8)).tolist() == [0 + 3 + 2 * 9 + 27 + 81]
 
 
 def test_onnxruntime_unpacks_when_it_opens_the_file_and_never_again(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ternfed.quantize.ternary import (
     kept_scales,
     normalise,
     quantize,
+    recognise,
     requantize,
     start_factors,
     ternary_of,
@@ -283,3 +284,21 @@ class TestEdgeCases:
         assert torch.isfinite(ternary.dense()).all()
         signs = latent.sign() * (ternary.codes != 0)
         assert torch.equal(signs, ternary.codes.to(torch.float64))
+
+
+class TestRecognise:
+    @given(
+        codes=st.lists(st.integers(-1, 1), min_size=1, max_size=30),
+        positive=st.floats(2**-30, 2**30, width=32),
+        negative=st.floats(2**-30, 2**30, width=32),
+    )
+    def test_scale_times_code_is_recognised_exactly(self, codes: list[int], positive: float, negative: float) -> None:
+        weight = torch.tensor([{1: positive, 0: 0.0, -1: -negative}[code] for code in codes])
+        found = recognise(weight)
+        assert found is not None
+        assert found.codes.tolist() == codes
+        assert torch.equal(found.dense(), weight)
+
+    @pytest.mark.parametrize("values", [[0.5, 0.25], [-1.0, -0.5, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
+    def test_anything_else_is_not(self, values: list[float]) -> None:
+        assert recognise(torch.tensor(values)) is None

@@ -12,6 +12,7 @@ from wire_samples import small
 from ternfed.wire import Message, decode, encode, reference_of, same, schema_of
 from ternfed.wire.message import assemble
 from ternfed.wire.tern import parse_tern, tern_bytes
+from ternfed.wire.ternary import TERNARY
 
 FOLDER = Path(__file__).parent / "golden"
 MESSAGE, CODES = small()
@@ -51,7 +52,7 @@ def test_a_golden_file_is_read():
 
 def test_digests_are_golden():
     assert SCHEMA.digest.hex() == "4e0cb917d5ca3691"
-    assert REFERENCE.digest.hex() == "9201f97b4edb6e11"
+    assert REFERENCE.held(TERNARY, SCHEMA.ternary).digest.hex() == "9201f97b4edb6e11"
 
 
 if __name__ == "__main__":

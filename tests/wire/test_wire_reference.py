@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from wire_samples import drift, only, small, trits
 
 from ternfed.wire import Message, decode, encode, reference_of, same, schema_of
-from ternfed.wire.reference import Reference, Trits
+from ternfed.wire.held import HeldTrits, Trits
+from ternfed.wire.ternary import TERNARY
 from ternfed.wire.trits import count
 
 
@@ -17,7 +18,7 @@ from ternfed.wire.trits import count
 def test_order_puts_equal_contexts_together_and_restore_undoes_it(size, zeros, keep, seed):
     rng = np.random.default_rng(seed)
     held, codes = trits(rng, size, zeros), trits(rng, size, 0.3)
-    reference = Reference(held, (size,), keep)
+    reference = HeldTrits(held, (size,), keep)
     ordered = reference.order(codes)
     assert ordered.tolist() == np.concatenate([codes[held == value] for value in (-1, 0, 1)]).tolist()
     assert reference.restore(ordered).tolist() == codes.tolist()
@@ -26,7 +27,7 @@ def test_order_puts_equal_contexts_together_and_restore_undoes_it(size, zeros, k
 def test_counts_are_by_context_and_tensor():
     rng = np.random.default_rng(0)
     held, codes = trits(rng, 1_000, 0.4), trits(rng, 1_000, 0.2)
-    counts = Trits(codes, (300, 700), Reference(held, (300, 700))).counts
+    counts = Trits(codes, (300, 700), HeldTrits(held, (300, 700))).counts
     for context, value in enumerate((-1, 0, 1)):
         for tensor, part in enumerate((slice(0, 300), slice(300, 1_000))):
             mine = codes[part][held[part] == value]
@@ -65,7 +66,7 @@ def test_a_reference_stays_when_its_source_trains_on():
     reference = reference_of(codes, schema)
     data = encode(message, schema, reference=reference, codec="ans")
     single = only(np.ones(40, np.int8))
-    alone = reference_of({"w": single.tensors["w"].codes}, schema_of(single))
+    alone = reference_of({"w": single.tensors["w"].codes}, schema_of(single)).held(TERNARY, schema_of(single).ternary)
     single.tensors["w"].codes.zero_()
     for tensor in codes.values():
         tensor.zero_()
@@ -80,7 +81,7 @@ def test_the_digest_sees_every_trit():
         for value in (-1, 1):
             codes = torch.zeros(40, dtype=torch.int8)
             codes[place] = value
-            digests.add(reference_of({"w": codes}, schema).digest)
+            digests.add(reference_of({"w": codes}, schema).held(TERNARY, schema.ternary).digest)
     assert len(digests) == 80
 
 

@@ -12,6 +12,7 @@ from wire_samples import CODECS, drift, messages, only, other_codes, small, tern
 
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Kind, Message, Schema, Slot, decode, encode, read_header, reference_of, same, schema_of
+from ternfed.wire.ternary import TERNARY
 
 
 @given(messages(), st.sampled_from(CODECS))
@@ -35,7 +36,7 @@ def test_a_plain_reader_written_from_the_specification_reads_the_same(message, c
     schema = schema_of(message)
     reference = reference_of(other_codes(message, 1, 0.1), schema) if given_reference else None
     data = encode(message, schema, reference=reference, codec=codec)
-    held = reference.codes.tolist() if reference else None
+    held = reference.held(TERNARY, schema.ternary).codes.tolist() if reference else None
     slots = [(slot.name, str(slot.kind), slot.shape) for slot in schema.slots]
     tensors, numbers = plain_reader.read(data, slots, list(schema.numbers), held)
     assert [np.float64(v).tobytes() for v in numbers.values()] == [
@@ -155,7 +156,7 @@ def test_the_header_tells_which_schema_and_reference_a_message_was_written_for()
         1,
         "ans",
         schema.digest,
-        reference.digest,
+        reference.held(TERNARY, schema.ternary).digest,
     )
     assert read_header(encode(message, schema, codec="zstd")).reference is None
 

@@ -9,7 +9,7 @@ from wire_samples import drift, only, small, ternary, trits
 
 from ternfed.wire import Message, ans, decode, encode, read_header, reference_of, same, schema_of
 from ternfed.wire.choose import choose
-from ternfed.wire.reference import Reference, Trits
+from ternfed.wire.held import HeldTrits, Trits
 
 ZEROS = [0.002, 0.01, 0.03, 0.1, 0.33, 0.5, 0.7, 0.9, 0.99]
 
@@ -106,7 +106,7 @@ def test_estimates_of_ans_are_close():
     rng = np.random.default_rng(6)
     for size, zeros in ((50, 0.5), (1_000, 0.1), (30_000, 0.9), (30_000, 0.9999)):
         codes = trits(rng, size, zeros)
-        for reference in (None, Reference(drift(rng, codes, 0.05), (size,))):
+        for reference in (None, HeldTrits(drift(rng, codes, 0.05), (size,))):
             given = Trits(codes, (size,), reference)
             assert abs(ans.estimate(given.counts) - len(ans.encode(given))) <= 4 + 0.002 * size / 8
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ternfed.algorithms.optimizers import Optimizer, Sgd
 from ternfed.quantize.layers import Predicate, ternary_names
 from ternfed.quantize.ternary import Quantizer, Ternary
-from ternfed.wire import Kind, Message, Schema, Slot
+from ternfed.wire import Kind, Message, Schema, Slot, Value, dense
 
 Weights = dict[str, Tensor]
 """Tensors of a model by name."""
@@ -199,7 +199,7 @@ class Algorithm:
     finish: Callable[[Local, Message, Memory, Client], tuple[Message, Memory]]
     update: Callable[[Server, Uploads, Helpers], Server]
     reference: Callable[[Message], Mapping[str, Tensor] | None] = lambda message: None
-    """The trits that a broadcast gives both sides, to code uploads and the next broadcast with."""
+    """The named tensors (trits, say) that a broadcast gives both sides, to code uploads and the next broadcast with."""
     needs_held_out: bool = False
     """The server half judges models, or recomputes statistics, on data held out on the server."""
     central: bool = False
@@ -217,10 +217,9 @@ def dense_weights(message: Message) -> Weights:
     return {name: _dense(value) for name, value in message.tensors.items()}
 
 
-def _dense(value: Tensor | Ternary) -> Tensor:
-    if isinstance(value, Ternary):
-        return value.dense()
-    return value.float() if value.is_floating_point() else value
+def _dense(value: Value) -> Tensor:
+    weights = dense(value)
+    return weights.float() if weights.is_floating_point() else weights
 
 
 def split(weights: Weights, network: Network) -> tuple[Weights, Weights]:

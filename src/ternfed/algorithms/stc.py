@@ -29,7 +29,7 @@ from ternfed.algorithms.algorithm import (
     split,
 )
 from ternfed.quantize.ternary import Ternary
-from ternfed.wire import Message
+from ternfed.wire import Message, trits_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
 
     def start(received: Message, memory: Memory, client: Client) -> tuple[Local, Memory]:
         parameters, buffers = split(dense_weights(received), network)
-        if any(isinstance(value, Ternary) for value in received.tensors.values()):
+        if any(trits_of(value) is not None for value in received.tensors.values()):
             parameters = {name: memory[f"model/{name}"] + parameters[name] for name in names}
         model = {f"model/{name}": tensor for name, tensor in parameters.items()}
         return Local(parameters, buffers), {**memory, **model}

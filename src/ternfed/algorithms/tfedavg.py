@@ -47,7 +47,7 @@ from ternfed.quantize.ternary import (
     start_factors,
     ternary_of,
 )
-from ternfed.wire import Kind, Message
+from ternfed.wire import Kind, Message, Value, dense, trits_of
 
 
 class Start(StrEnum):
@@ -270,11 +270,12 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     )
 
 
-def _codes(value: Tensor | Ternary, name: str, settings: Settings) -> Tensor:
+def _codes(value: Value, name: str, settings: Settings) -> Tensor:
     """The trits of a broadcast layer; of one in full precision, those that the server's rule would give it."""
-    if isinstance(value, Ternary):
-        return value.codes
-    return requantize(value.float(), settings.server_rule, settings.server_factor, name).codes
+    codes = trits_of(value)
+    if codes is not None:
+        return codes
+    return requantize(dense(value).float(), settings.server_rule, settings.server_factor, name).codes
 
 
 def _lost(wanted: Tensor, codes: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from ternfed.wire import ans, base3, zstd
-from ternfed.wire.reference import Trits
+from ternfed.wire.held import Trits
 from ternfed.wire.trits import Codes
 
 Writer = Callable[[Codes], bytes]

@@ -20,10 +20,24 @@ from numpy.typing import NDArray
 from ternfed.bench.rivals import codecs as every_codec
 from ternfed.bench.rivals import golomb_bits
 from ternfed.quantize.ternary import Ternary
-from ternfed.wire import Message, Schema, ans, decode, encode, read_header, reference_of, schema_of, zstd
-from ternfed.wire import dense as planes_of
-from ternfed.wire.reference import Reference, Trits
-from ternfed.wire.trits import Codes
+from ternfed.wire import (
+    Message,
+    Reference,
+    Schema,
+    Value,
+    ans,
+    decode,
+    encode,
+    read_header,
+    reference_of,
+    schema_of,
+    trits_of,
+    zstd,
+)
+from ternfed.wire import planes as planes_of
+from ternfed.wire.held import HeldTrits, Trits
+from ternfed.wire.ternary import TERNARY
+from ternfed.wire.trits import Codes, flat_codes
 
 SHARES = (0.002, 0.03, 0.33, 0.7, 0.99)
 DRIFTS = (0.5, 0.1, 0.01, 0.001, 0.0001, 0.00001)
@@ -161,7 +175,7 @@ def reference_row(drift: float, repeats: int, size: int = RESNET_TRITS) -> Refer
     rng = np.random.default_rng(1)
     latent = rng.normal(size=size)
     before, codes = (cut(latent + shift) for shift in (0.0, drift * rng.normal(size=size)))
-    reference = Reference(before, (size,))
+    reference = HeldTrits(before, (size,))
     given = Trits(codes, (size,), reference)
     difference = ((codes - before + 1) % 3 - 1).astype(np.int8)
     ans.encode(given)  # the reference's places are found once for many messages
@@ -209,7 +223,7 @@ def message_row(
 ) -> MessageRow:
     """One upload with these shapes; without `drift` there is no reference."""
     rng = np.random.default_rng(2)
-    tensors: dict[str, torch.Tensor | Ternary] = {}
+    tensors: dict[str, Value] = {}
     before: dict[str, torch.Tensor] = {}
     for number, shape in enumerate(ternary):
         latent = rng.normal(size=shape)
@@ -244,11 +258,12 @@ def message_row(
 
 def _overhead(data: bytes, message: Message, schema: Schema, reference: Reference | None) -> float:
     """Bytes beyond the entropy, the dense section as it would be alone, four bytes a scale and eight a number."""
-    dense = Message({name: value for name, value in message.tensors.items() if not isinstance(value, Ternary)})
+    dense = Message({name: value for name, value in message.tensors.items() if trits_of(value) is None})
     empty = Message({}, {})
     alone = len(encode(dense, schema_of(dense))) - len(encode(empty, schema_of(empty)))
-    codes = np.concatenate([message.tensors[slot.name].codes.numpy().reshape(-1) for slot in schema.ternary])  # type: ignore[union-attr]
-    used = reference if read_header(data).reference else None
+    trits = {name: trits_of(value) for name, value in message.tensors.items()}
+    codes = np.concatenate([flat_codes(name, part) for name, part in trits.items() if part is not None])
+    used = reference.held(TERNARY, schema.ternary) if reference and read_header(data).reference else None
     counts = Trits(codes, schema.sizes, used).counts.sum(axis=1)
     return len(data) - alone - 4 * len(schema.ternary) - 8 * len(schema.numbers) - ans.entropy_bits(counts) / 8
 

@@ -25,7 +25,6 @@ from ternfed.edge.trained import (
     from_file,
     from_run,
     open_trained,
-    recognise,
     trained,
 )
 
@@ -48,7 +47,6 @@ __all__ = [
     "open_model",
     "open_trained",
     "predict",
-    "recognise",
     "samples_for",
     "summarise",
     "trained",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ternfed.edge.trained import KEY, ModelError, Trained, open_trained, parse_facts, read_weights
-from ternfed.quantize.ternary import Ternary
+from ternfed.wire import Value
 
 SUFFIXES = (".onnx", ".tern", ".safetensors")
 
@@ -119,7 +119,7 @@ def inspect(path: str | Path) -> Inspection:
 def _tern(model: Trained, facts: Mapping[str, Any]) -> bytes:
     from ternfed.wire.tern import tern_bytes
 
-    tensors: dict[str, Tensor | Ternary] = {**model.weights, **model.ternary}
+    tensors: dict[str, Value] = {**model.weights, **model.ternary}
     return tern_bytes(tensors, _metadata(facts))
 
 

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternfed.quantize.ternary import Ternary
+from ternfed.wire.trits import digits, pack_neighbours
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-TRITS = 5
-"""In a byte: 3⁵ = 243."""
 BLOCK = 128
 """Weights that share a scale in `MatMulNBits`. 16 and 256 have no int8 kernel: 300 times slower (docs/edge.md)."""
 PRODUCT_FROM = 1 << 22
@@ -53,7 +52,7 @@ def unpacked(name: str, weight: Ternary, gain: Floats | None) -> Piece:
     """Makes the tensor `name`: scale × code, times one gain an output channel."""
     codes = weight.codes.numpy()
     piece = Piece()
-    packed = piece.constant(f"{name}/packed", pack_trits(codes))
+    packed = piece.constant(f"{name}/packed", pack_neighbours(codes.reshape(-1)))
     levels = np.array([-weight.negative.item(), 0, weight.positive.item()], np.float32)
     scales = piece.constant(f"{name}/levels", levels)
     shape = piece.constant(f"shape/{'x'.join(map(str, codes.shape))}", np.array(codes.shape))
@@ -76,7 +75,7 @@ def unpack_function(opset: int) -> Any:
         return helper.make_node("Constant", [], [output], value=numpy_helper.from_array(value))
 
     nodes = [
-        constant(_trit_table(), "digits"),
+        constant(digits(), "digits"),
         helper.make_node("Cast", ["digits"], ["places"], to=TensorProto.INT32),
         helper.make_node("Gather", ["levels", "places"], ["table"]),
         helper.make_node("Cast", ["packed"], ["rows"], to=TensorProto.INT32),
@@ -129,14 +128,6 @@ def product(
     return piece
 
 
-def pack_trits(codes: NDArray[np.int8]) -> Bytes:
-    """Five codes a byte, the first worth 1 and the last 81; the end is filled with zeros."""
-    flat = np.zeros(-(-codes.size // TRITS) * TRITS, np.int8)
-    flat[: codes.size] = codes.reshape(-1)
-    digits = (flat + 1).astype(np.uint8).reshape(-1, TRITS)
-    return (digits @ np.array([1, 3, 9, 27, 81], np.uint8)).astype(np.uint8)
-
-
 def pack_pairs(codes: NDArray[np.int8], block: int = BLOCK) -> Bytes:
     """Codes + 2 in two bits each, lowest first, rows filled with zeros to whole blocks: (rows, blocks, block / 4)."""
     rows, columns = codes.shape
@@ -146,12 +137,6 @@ def pack_pairs(codes: NDArray[np.int8], block: int = BLOCK) -> Bytes:
     quads = values.reshape(rows, blocks, block // 4, 4)
     result: Bytes = quads[..., 0] | quads[..., 1] << 2 | quads[..., 2] << 4 | quads[..., 3] << 6
     return result
-
-
-def _trit_table() -> Bytes:
-    """(243, 5): the digits 0, 1, 2 of each byte."""
-    digits: Bytes = (np.arange(243)[:, None] // np.array([1, 3, 9, 27, 81]) % 3).astype(np.uint8)
-    return digits
 
 
 def _size_table() -> Bytes:

@@ -18,9 +18,9 @@ from ternfed.data.sets import load
 from ternfed.data.values import DataSet, Samples
 from ternfed.experiment.experiment import Experiment
 from ternfed.quantize.layers import NoTernaryLayersError, Quantizable, freeze, ternary_weights
-from ternfed.quantize.ternary import Ternary
+from ternfed.quantize.ternary import Ternary, recognise
 from ternfed.runs.folder import RunError, read_run
-from ternfed.wire import load_tern
+from ternfed.wire import dense, load_tern
 
 KEY = "ternfed"
 """The one metadata key of every file: JSON with sorted keys, so that the same model makes the same bytes."""
@@ -96,17 +96,6 @@ class Trained:
             "settings": self.settings,
             "ternary": list(self.ternary),
         }
-
-
-def recognise(weight: Tensor) -> Ternary | None:
-    """The codes and scales of a weight that is exactly scale × code: at most one value above zero and one below."""
-    if weight.dtype != torch.float32 or not bool(torch.isfinite(weight).all()):
-        return None
-    above, below = weight[weight > 0], weight[weight < 0]
-    if any(bool((side != side[0]).any()) for side in (above, below) if len(side)):
-        return None
-    none = torch.zeros((), dtype=weight.dtype)
-    return Ternary(weight.sign().to(torch.int8), above[0] if len(above) else none, -below[0] if len(below) else none)
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
@@ -248,8 +237,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
     tensors, metadata = load_tern(path)
-    dense = {name: value.dense() if isinstance(value, Ternary) else value for name, value in tensors.items()}
-    return dense, parse_facts(metadata)
+    return {name: dense(value) for name, value in tensors.items()}, parse_facts(metadata)
 
 
 def parse_facts(metadata: Mapping[str, str] | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.aggregate import Average
-from ternfed.round.exchange import Broadcast, collect, receive, send
+from ternfed.round.exchange import Broadcast, Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
 from ternfed.round.state import State, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
@@ -109,15 +109,11 @@ def play_round(federation: Federation, state: State) -> tuple[State, Round]:
 def _download(
     algorithm: Algorithm, state: State, number: int, chosen: Sequence[int], traffic: Traffic
 ) -> dict[int, Broadcast]:
-    """What each client receives: coded given the last broadcast for its holders, without reference for the others."""
-    last = None if state.broadcast is None else state.broadcast.reference
-    kinds: dict[bool, tuple[bytes, Broadcast]] = {}
-    for held in {client in state.holders for client in chosen}:
-        data = send(algorithm, state.server, number, held, last)
-        kinds[held] = data, receive(algorithm, data, last if held else None)
+    """What each client receives, and what that costs."""
+    broadcasts = Broadcasts(algorithm, state.server, number, state.broadcast, state.holders)
     received = {}
     for client in chosen:
-        data, received[client] = kinds[client in state.holders]
+        data, received[client] = broadcasts.for_client(client)
         traffic.add_download(data)
     return received
 

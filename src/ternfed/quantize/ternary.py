@@ -229,6 +229,17 @@ def twn(weight: Tensor, factor: float = 0.7, name: str = "weight") -> Ternary:
     return ternary_of(weight, None, Quantizer(Rule.MEAN, factor, Scale.MEAN, straight=True), name)
 
 
+def recognise(weight: Tensor) -> Ternary | None:
+    """The codes and scales of a weight that is exactly scale × code: at most one value above zero and one below."""
+    if weight.dtype != torch.float32 or not bool(torch.isfinite(weight).all()):
+        return None
+    above, below = weight[weight > 0], weight[weight < 0]
+    if any(bool((side != side[0]).any()) for side in (above, below) if len(side)):
+        return None
+    none = weight.new_zeros(())
+    return Ternary(weight.sign().to(torch.int8), above[0] if len(above) else none, -below[0] if len(below) else none)
+
+
 def requantize(weight: Tensor, rule: Rule = Rule.MAX, factor: float = 0.05, name: str = "weight") -> Ternary:
     """The server's quantization of an averaged layer: Δ^S, then w_p^S and w_n^S (Algorithm 2)."""
     check_threshold_factor(rule, factor)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Uploads, Weights
-from ternfed.quantize.ternary import Ternary, check_finite
-from ternfed.wire import Message
+from ternfed.quantize.ternary import check_finite
+from ternfed.wire import Message, dense
 
 GRID = float(2**30)
 
@@ -34,7 +33,7 @@ class Average:
             self.skipped += 1
             return
         samples = int(message.numbers["samples"])
-        terms = {name: _term(value, samples, name) for name, value in message.tensors.items()}
+        terms = {name: _term(dense(value), samples, name) for name, value in message.tensors.items()}
         for name, term in terms.items():
             self.tensors[name] = self.tensors[name].add_(term) if name in self.tensors else term
         for key, number in message.numbers.items():
@@ -49,11 +48,7 @@ class Average:
         return Uploads(average, numbers, self.count, self.skipped)
 
 
-def _term(value: Tensor | Ternary, samples: int, name: str) -> Tensor:
-    if isinstance(value, Ternary):
-        scales = torch.stack((-value.negative, torch.zeros_like(value.positive), value.positive)).double()
-        check_finite(scales, name)
-        return (scales * samples * GRID).round_()[value.codes.long() + 1]
+def _term(value: Tensor, samples: int, name: str) -> Tensor:
     if not value.is_floating_point():
         return value * samples
     check_finite(value, name)

@@ -1,32 +1,101 @@
-"""The four hand-overs of a round, bytes on one side and values on the other.
+"""The four hand-overs of a round, bytes on one side and values on the other, and which broadcast a client gets.
 
 The simulator and the deployment walk the same path through these functions; they differ only in who carries the bytes.
-Trits of a broadcast are coded given the last one for receivers that hold it; trits of an upload given this broadcast.
+A broadcast is coded given an older one for receivers that hold it; an upload given this broadcast.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm, Server
-from ternfed.quantize.ternary import Ternary
-from ternfed.wire import Message, Reference, Schema, WrongSchema, decode, encode, read_header, reference_of
+from ternfed.wire import (
+    Message,
+    Reference,
+    Schema,
+    WrongSchema,
+    decode,
+    encode,
+    form_for,
+    form_of,
+    read_header,
+    trits_of,
+)
 from ternfed.wire.message import locate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Broadcast:
     """A broadcast as its receivers have it, and what it lets both sides assume from then on."""
 
     message: Message
-    codes: Mapping[str, Tensor] | None
     reference: Reference | None
-    """The same codes, ready to code messages with."""
+    """What messages can be coded given, once both sides have it."""
+
+    @property
+    def lent(self) -> Mapping[str, Tensor] | None:
+        """The named tensors of that reference."""
+        return None if self.reference is None else self.reference.tensors
+
+
+class Sent(NamedTuple):
+    """A broadcast that is on its way."""
+
+    data: bytes
+    broadcast: Broadcast
+    """What the bytes say, as the receivers will have it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcasts:
+    """The broadcast of one round as each client gets it, made when it is first asked for.
+
+    `held` always says which older broadcast the bytes are coded given, by its round; None: none. So far the server
+    knows one, that of the round before.
+    """
+
+    algorithm: Algorithm
+    server: Server
+    round: int
+    last: Broadcast | None
+    """The broadcast of the round before."""
+    holders: Collection[int]
+    """The clients that hold it."""
+    _made: dict[int | None, Sent] = field(default_factory=dict, init=False, repr=False)
+
+    def held_by(self, client: int) -> int | None:
+        """The newest broadcast that a client holds, as far as the server knows."""
+        return self.round - 1 if client in self.holders else None
+
+    def given(self, held: int | None) -> Sent:
+        """The broadcast for clients that hold an older one, or none."""
+        if held not in self._made:
+            last = None if held is None or self.last is None else self.last.reference
+            data = send(self.algorithm, self.server, self.round, held is not None, last)
+            self._made[held] = Sent(data, receive(self.algorithm, data, last))
+        return self._made[held]
+
+    def for_client(self, client: int) -> Sent:
+        """What a client gets."""
+        return self.given(self.held_by(client))
+
+    def groups(self, clients: Iterable[int]) -> dict[int | None, list[int]]:
+        """Clients that get the same bytes, by what they hold: the newest first, none last."""
+        groups: dict[int | None, list[int]] = {}
+        for client in clients:
+            groups.setdefault(self.held_by(client), []).append(client)
+        return dict(sorted(groups.items(), key=lambda group: -1 if group[0] is None else group[0], reverse=True))
+
+    def any(self) -> Broadcast:
+        """The first that was made. Whatever they were coded given, all let both sides assume the same."""
+        first = next(iter(self._made.values()), None)
+        return (first or self.given(None)).broadcast
 
 
 def send(algorithm: Algorithm, server: Server, round: int, held: bool, last: Reference | None) -> bytes:
@@ -42,13 +111,8 @@ def receive(algorithm: Algorithm, data: bytes, last: Reference | None) -> Broadc
 
 def broadcast_of(algorithm: Algorithm, message: Message) -> Broadcast:
     """A decoded broadcast with what follows from it."""
-    codes = algorithm.reference(message)
-    return Broadcast(message, codes, None if codes is None else reference_from(algorithm, codes))
-
-
-def reference_from(algorithm: Algorithm, codes: Mapping[str, Tensor]) -> Reference:
-    """The trits of a broadcast, ready to code messages with."""
-    return reference_of(codes, _ternary_schema(algorithm.up))
+    lent = algorithm.reference(message)
+    return Broadcast(message, None if lent is None else Reference(lent))
 
 
 def reply(algorithm: Algorithm, message: Message, numbers: Mapping[str, float], broadcast: Broadcast) -> bytes:
@@ -63,17 +127,13 @@ def collect(algorithm: Algorithm, data: bytes, broadcast: Broadcast) -> Message:
 
 
 def layer_entropies(message: Message, broadcast: Broadcast) -> dict[str, float]:
-    """Bits a weight of each ternary layer of an upload: H(its trits | those of the broadcast).
+    """Bits per weight of each ternary layer of an upload: H(its trits | those of the broadcast).
 
     All layers are coded as one stream; this says what each of them contributes to its length.
     """
-    if broadcast.codes is None:
-        return {}
-    return {
-        name: _entropy(value.codes, broadcast.codes[name])
-        for name, value in message.tensors.items()
-        if isinstance(value, Ternary)
-    }
+    given = broadcast.lent or {}
+    layers = {name: trits_of(value) for name, value in message.tensors.items() if name in given}
+    return {name: _entropy(codes, given[name]) for name, codes in layers.items() if codes is not None}
 
 
 def _entropy(codes: Tensor, given: Tensor) -> float:
@@ -91,29 +151,23 @@ def trits_in(algorithm: Algorithm, data: bytes) -> tuple[int, int]:
 
 
 def _encode(message: Message, schemas: Sequence[Schema], reference: Reference | None) -> bytes:
-    schema = _fitting(message, schemas)
-    return encode(message, schema, reference=reference if schema.ternary else None)
+    return encode(message, _fitting(message, schemas), reference=reference)
 
 
 def _decode(data: bytes, schemas: Sequence[Schema], reference: Reference | None) -> Message:
     digest = read_header(data).schema
     for schema in schemas:
         if schema.digest == digest:
-            return decode(data, schema, reference=reference if schema.ternary else None)
+            return decode(data, schema, reference=reference)
     raise WrongSchema(f"the message has schema {digest.hex()}, none of the {len(schemas)} that this side knows")
 
 
 def _fitting(message: Message, schemas: Sequence[Schema]) -> Schema:
-    """The schema of a message by which of its tensors are ternary."""
+    """The schema of a message by the forms of its slots."""
     if len(schemas) == 1:
         return schemas[0]
-    ternary = {name for name, value in message.tensors.items() if isinstance(value, Ternary)}
+    forms = {name: form_of(value) for name, value in message.tensors.items()}
     for schema in schemas:
-        names = {slot.name for slot in schema.slots}
-        if names == set(message.tensors) and ternary == {slot.name for slot in schema.ternary}:
+        if forms == {slot.name: form_for(slot.kind) for slot in schema.slots}:
             return schema
     raise WrongSchema("the message fits none of the algorithm's schemas")
-
-
-def _ternary_schema(schemas: Sequence[Schema]) -> Schema:
-    return next(schema for schema in schemas if schema.ternary)

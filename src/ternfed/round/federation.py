@@ -177,7 +177,7 @@ def conclude(
         skipped=uploads.skipped,
         dropped=after.dropped,
         strategy=str(server.facts["strategy"]) if "strategy" in server.facts else None,
-        changed=_changed(after.broadcast.codes, codes),
+        changed=_changed(after.broadcast.lent, codes),
         zeros=_zeros(codes),
         layer_bits=traffic.layer_bits(),
         seconds=clock.seconds,

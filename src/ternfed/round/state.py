@@ -16,6 +16,7 @@ from ternfed.quantize.ternary import Ternary
 from ternfed.round.exchange import Broadcast, broadcast_of
 from ternfed.runs.folder import MODEL
 from ternfed.wire import Message
+from ternfed.wire.forms import put_together, take_apart
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,8 @@ def pack(state: State) -> tuple[Weights, dict[str, Any]]:
     for client, memory in state.memories.items():
         tensors |= {f"client/{client}/{name}": tensor for name, tensor in memory.items()}
     if state.broadcast is not None:
-        values = state.broadcast.message.tensors
-        tensors |= _spread("broadcast/ternary", {n: v for n, v in values.items() if isinstance(v, Ternary)})
-        tensors |= {f"broadcast/dense/{n}": v for n, v in values.items() if not isinstance(v, Ternary)}
+        values = take_apart(state.broadcast.message.tensors)
+        tensors |= {f"broadcast/{name}": tensor for name, tensor in values.items()}
     facts = {
         "holders": list(state.holders),
         "server": dict(state.server.facts),
@@ -71,8 +71,7 @@ def unpack(algorithm: Algorithm, round: int, tensors: Mapping[str, Tensor], fact
         memories.setdefault(int(client), {})[key] = tensor
     broadcast = None
     if facts["numbers"] is not None:
-        message = Message({**_gather(tensors, "broadcast/ternary")}, facts["numbers"])
-        message.tensors.update(_under(tensors, "broadcast/dense/"))
+        message = Message(put_together(_under(tensors, "broadcast/")), facts["numbers"])
         broadcast = broadcast_of(algorithm, message)
     return State(round, server, memories, tuple(facts["holders"]), broadcast, *facts["best"])
 

@@ -20,13 +20,16 @@ from ternfed.wire.errors import (
     WrongValue,
     WrongVersion,
 )
-from ternfed.wire.message import CODECS, Header, decode, encode, read_header
+from ternfed.wire.forms import FORMS, Message, Value, dense, form_for, form_of, largest, same, schema_of
+from ternfed.wire.message import Header, decode, encode, read_header
 from ternfed.wire.reference import Reference, reference_of
-from ternfed.wire.schema import Kind, Message, Schema, Slot, same, schema_of
+from ternfed.wire.schema import Kind, Schema, Slot
 from ternfed.wire.tern import Summary, TensorSummary, describe, load_tern, save_tern
+from ternfed.wire.ternary import CODECS, trits_of
 
 __all__ = [
     "CODECS",
+    "FORMS",
     "Header",
     "ImpossibleCount",
     "Kind",
@@ -40,6 +43,7 @@ __all__ = [
     "TensorSummary",
     "TrailingBytes",
     "Truncated",
+    "Value",
     "WireError",
     "WrongChecksum",
     "WrongCodec",
@@ -54,12 +58,17 @@ __all__ = [
     "WrongValue",
     "WrongVersion",
     "decode",
+    "dense",
     "describe",
     "encode",
+    "form_for",
+    "form_of",
+    "largest",
     "load_tern",
     "read_header",
     "reference_of",
     "same",
     "save_tern",
     "schema_of",
+    "trits_of",
 ]

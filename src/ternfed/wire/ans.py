@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ternfed.wire import varint
 from ternfed.wire.errors import ImpossibleCount, TrailingBytes, Truncated, WrongCodec, WrongProbabilities
-from ternfed.wire.reference import Reference, Trits, runs_of
-from ternfed.wire.trits import SPAN, VALUES, Codes, pack, spread_of, symbols, unpack_block
+from ternfed.wire.held import HeldTrits, Trits, runs_of
+from ternfed.wire.trits import SPAN, VALUES, Codes, digits, pack, spread_of, symbols, unpack_block
 
 TAG = 3
 ONE_MODEL, MODEL_A_TENSOR = 0, 1
@@ -45,7 +45,7 @@ def encode(trits: Trits) -> bytes:
     return head + words.astype("<u4", copy=False).tobytes().rstrip(b"\0")
 
 
-def decode(data: memoryview, sizes: tuple[int, ...], reference: Reference | None) -> Codes:
+def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None) -> Codes:
     """The codes of all tensors end to end."""
     if not len(data):
         raise Truncated("no grouping byte")
@@ -156,7 +156,7 @@ def weights(spread: Spread) -> NDArray[np.int64]:
     return out
 
 
-_DIGITS = [tuple(symbol // 3**k % 3 for k in range(5)) for symbol in range(243)]
+_DIGITS = digits().tolist()
 _MIXES = sorted({(d.count(0), d.count(1), d.count(2)) for d in _DIGITS})
 _MIX_OF = np.array([_MIXES.index((d.count(0), d.count(1), d.count(2))) for d in _DIGITS])
 """A symbol's probability depends only on how many of its trits are -1, 0 and +1: 21 products serve for all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ternfed.wire.errors import TrailingBytes, Truncated
-from ternfed.wire.reference import Reference, Trits
+from ternfed.wire.held import HeldTrits, Trits
 from ternfed.wire.trits import Codes, pack, symbols, unpack
 
 TAG = 1
@@ -16,7 +16,7 @@ def encode(trits: Trits) -> bytes:
     return pack(trits.codes).tobytes()
 
 
-def decode(data: memoryview, sizes: tuple[int, ...], reference: Reference | None) -> Codes:
+def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None) -> Codes:
     """The codes of all tensors end to end."""
     need = symbols(sum(sizes))
     if len(data) != need:

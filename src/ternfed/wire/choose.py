@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ternfed.wire import ans, zstd
-from ternfed.wire.reference import Reference, Trits
+from ternfed.wire.held import HeldTrits, Trits
 from ternfed.wire.trits import symbols
 
 SAMPLE = 100_000
@@ -33,6 +33,6 @@ def _zstd_estimate(trits: Trits) -> float:
     total = 0
     for start in (0, (length - SAMPLE) // 2, length - SAMPLE):
         part = slice(start, start + SAMPLE)
-        reference = trits.reference and Reference(trits.reference.codes[part], (SAMPLE,), keep=False)
+        reference = trits.reference and HeldTrits(trits.reference.codes[part], (SAMPLE,), keep=False)
         total += len(zstd.encode(Trits(trits.codes[part], (SAMPLE,), reference)))
     return total * length / (3 * SAMPLE)

@@ -1,118 +1,41 @@
-"""What both sides already hold, and the trits of one message beside it."""
+"""What both sides already hold: any named tensors, of which each form takes what it can use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from hashlib import blake2b
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ternfed.quantize.ternary import Ternary
-from ternfed.wire.errors import MessageError
-from ternfed.wire.schema import Message, Schema
-from ternfed.wire.trits import SPAN, VALUES, Codes, count, flat_codes, pack
-
-_MOST_KEPT = 1 << 23
-"""References beyond this many trits look for the places of a value each time: 8 bytes a trit would be too many."""
+from ternfed.wire.form import Form, Held, Slots
+from ternfed.wire.forms import FORMS, Message, Value, lent
+from ternfed.wire.schema import Schema
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Trits that both sides hold: the codes of every ternary slot end to end, and a digest of them.
+    """Named tensors that both sides hold, and what the forms have made of them so far.
 
-    One that serves for many messages keeps, once found, the digest and the places of each value.
+    Make it once for the many messages that are coded with it.
     """
 
-    codes: Codes
-    sizes: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
     keep: bool = True
+    """False saves 8 bytes a trit where it serves for one message."""
+    _made: dict[tuple[str, Slots], Held | None] = field(default_factory=dict, init=False, repr=False)
 
-    @cached_property
-    def digest(self) -> bytes:
-        """8 bytes of BLAKE2b over the planar base-3 bytes of the codes."""
-        return blake2b(pack(self.codes).data, digest_size=8).digest()
-
-    @cached_property
-    def runs(self) -> NDArray[np.int64]:
-        """How often each of -1, 0, +1 occurs in each tensor: shape (3, tensors)."""
-        return count(self.codes, self.sizes).T
-
-    @cached_property
-    def _kept(self) -> tuple[list[NDArray[np.intp]], ...]:
-        return tuple(list(self._places(value)) for value in VALUES)
-
-    def _places(self, value: int) -> Iterator[NDArray[np.intp]]:
-        for at in range(0, len(self.codes), SPAN):
-            yield np.flatnonzero(self.codes[at : at + SPAN] == value)
-
-    def _walk(self) -> Iterator[tuple[slice, NDArray[np.intp], slice]]:
-        """Where each block's trits lie, value by value: the block, the places in it, their place when ordered."""
-        end = 0
-        for column, value in enumerate(VALUES):
-            places = self._kept[column] if self.keep and len(self.codes) <= _MOST_KEPT else self._places(value)
-            for block, inside in enumerate(places):
-                start, end = end, end + len(inside)
-                yield slice(block * SPAN, (block + 1) * SPAN), inside, slice(start, end)
-
-    def order(self, codes: Codes) -> Codes:
-        """Codes put together by the reference's trit at their place: first those at its -1, then 0, then +1."""
-        out = np.empty_like(codes)
-        for block, inside, ordered in self._walk():
-            codes[block].take(inside, out=out[ordered], mode="clip")
-        return out
-
-    def restore(self, codes: Codes) -> Codes:
-        """The inverse of `order`."""
-        out = np.empty_like(codes)
-        for block, inside, ordered in self._walk():
-            out[block][inside] = codes[ordered]
-        return out
+    def held(self, form: Form[Any, Any], slots: Slots) -> Any:
+        """What it gives to all slots of one form; None where the form uses no reference."""
+        key = form.name, slots
+        if key not in self._made:
+            self._made[key] = form.hold(slots, self.tensors, self.keep)
+        return self._made[key]
 
 
-@dataclass(frozen=True, eq=False)
-class Trits:
-    """The trits of one message, all tensors end to end, and the reference they may be coded with."""
-
-    codes: Codes
-    sizes: tuple[int, ...]
-    reference: Reference | None = None
-
-    @cached_property
-    def ordered(self) -> Codes:
-        """The codes with those of one context together."""
-        return self.codes if self.reference is None else self.reference.order(self.codes)
-
-    @cached_property
-    def counts(self) -> NDArray[np.int64]:
-        """How often -1, 0, +1 occur: shape (contexts, tensors, 3); one context, or the reference's three trits."""
-        runs = runs_of(self.sizes, self.reference)
-        return count(self.ordered, tuple(runs.reshape(-1).tolist())).reshape(*runs.shape, 3)
-
-
-def runs_of(sizes: tuple[int, ...], reference: Reference | None) -> NDArray[np.int64]:
-    """Lengths of the runs of ordered trits that share context and tensor: shape (contexts, tensors)."""
-    return np.array([sizes], np.int64) if reference is None else reference.runs
-
-
-def reference_of(source: Message | Mapping[str, Tensor | Ternary], schema: Schema, *, keep: bool = True) -> Reference:
-    """The reference that a message, or a mapping from names to codes, gives to the ternary slots of a schema.
-
-    Make it once for the many messages that are coded with it. `keep=False` saves its 8 bytes a trit if there is one.
-    """
-    tensors = source.tensors if isinstance(source, Message) else source
-    parts = []
-    for slot in schema.ternary:
-        if slot.name not in tensors:
-            raise MessageError(f"{slot.name}: the reference has no such tensor")
-        value = tensors[slot.name]
-        parts.append(flat_codes(f"reference of {slot.name}", value.codes if isinstance(value, Ternary) else value))
-        if len(parts[-1]) != slot.size:
-            raise MessageError(f"reference of {slot.name}: {len(parts[-1])} codes, the schema says {slot.size}")
-    # A copy in every case: the reference must not change when the model it was taken from trains on.
-    codes = np.concatenate(parts) if parts else np.empty(0, np.int8)
-    codes.flags.writeable = False
-    return Reference(codes, schema.sizes, keep)
+def reference_of(source: Message | Mapping[str, Value], schema: Schema, *, keep: bool = True) -> Reference:
+    """The reference that a message or named tensors give to a schema, taken at once: a later change does not matter."""
+    reference = Reference(lent(source.tensors if isinstance(source, Message) else source), keep)
+    for form in FORMS:
+        reference.held(form, schema.of(form.kinds))
+    return reference

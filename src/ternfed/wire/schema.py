@@ -1,10 +1,10 @@
-"""What both sides know beforehand (`Schema`) and what travels (`Message`)."""
+"""What both sides know beforehand: the tensors of a message in order, and how each of them travels."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
@@ -13,7 +13,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ternfed.quantize.ternary import Ternary
 from ternfed.wire.errors import MessageError
 
 
@@ -33,8 +32,10 @@ class Kind(StrEnum):
     BOOL = "bool"
 
 
-DTYPES: Mapping[Kind, torch.dtype] = {kind: getattr(torch, kind) for kind in Kind if kind is not Kind.TERNARY}
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
+DTYPES: Mapping[Kind, torch.dtype] = {
+    kind: dtype for kind in Kind if isinstance(dtype := getattr(torch, kind, None), torch.dtype)
+}
+"""Kinds that are plain tensors of a torch dtype, in the order of the dense section."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,14 @@ class Schema:
         text = json.dumps([slots, list(self.numbers)], separators=(",", ":"), ensure_ascii=True)
         return blake2b(text.encode("ascii"), digest_size=8).digest()
 
+    def of(self, kinds: Collection[Kind]) -> tuple[Slot, ...]:
+        """The slots of some kinds, in order."""
+        return tuple(slot for slot in self.slots if slot.kind in kinds)
+
     @cached_property
     def ternary(self) -> tuple[Slot, ...]:
         """The slots that are sent as trits, in order."""
-        return tuple(slot for slot in self.slots if slot.kind is Kind.TERNARY)
+        return self.of((Kind.TERNARY,))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -89,61 +94,10 @@ class Schema:
         """Number of trits of a message."""
         return sum(self.sizes)
 
-    @cached_property
-    def dense(self) -> tuple[tuple[Kind, tuple[Slot, ...]], ...]:
-        """The other slots by kind, kinds in the order of `Kind`, slots in the order of the schema."""
-        groups = ((kind, tuple(slot for slot in self.slots if slot.kind is kind)) for kind in DTYPES)
-        return tuple((kind, slots) for kind, slots in groups if slots)
-
     @property
     def size(self) -> int:
         """Bytes of the same tensors unpacked: every trit as a float32, everything else as it is."""
-        other = sum(DTYPES[kind].itemsize * slot.size for kind, slots in self.dense for slot in slots)
-        return 4 * self.trits + other
-
-
-@dataclass(frozen=True, eq=False)
-class Message:
-    """What travels: the tensors of one model and a few numbers. Compare two with `same`."""
-
-    tensors: dict[str, Tensor | Ternary]
-    numbers: dict[str, float] = field(default_factory=dict)
-
-
-def schema_of(message: Message) -> Schema:
-    """The schema that a message fits, in the order of its dictionaries."""
-    return Schema(tuple(_slot(*item) for item in message.tensors.items()), tuple(message.numbers))
-
-
-def _slot(name: str, value: Tensor | Ternary) -> Slot:
-    if isinstance(value, Ternary):
-        return Slot(name, tuple(value.codes.shape), Kind.TERNARY)
-    if value.dtype not in _KINDS:
-        raise MessageError(f"{name}: the wire has no kind for {value.dtype}; it has {', '.join(DTYPES)}")
-    return Slot(name, tuple(value.shape), _KINDS[value.dtype])
-
-
-def same(first: Message, second: Message) -> bool:
-    """Whether two messages agree bit for bit: names, shapes, dtypes, every NaN's payload and every zero's sign."""
-    if first.tensors.keys() != second.tensors.keys() or first.numbers.keys() != second.numbers.keys():
-        return False
-    if any(_bits(float(value)) != _bits(float(second.numbers[name])) for name, value in first.numbers.items()):
-        return False
-    return all(_same_tensor(value, second.tensors[name]) for name, value in first.tensors.items())
-
-
-def _bits(number: float) -> int:
-    return int(torch.tensor(number, dtype=torch.float64).view(torch.int64))
-
-
-def _same_tensor(first: Tensor | Ternary, second: Tensor | Ternary) -> bool:
-    if isinstance(first, Ternary) or isinstance(second, Ternary):
-        if not (isinstance(first, Ternary) and isinstance(second, Ternary)):
-            return False
-        return all(_same_tensor(a, b) for a, b in zip(first, second, strict=True))
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    return torch.equal(flat_bytes(first), flat_bytes(second))
+        return sum(DTYPES.get(slot.kind, torch.float32).itemsize * slot.size for slot in self.slots)
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:

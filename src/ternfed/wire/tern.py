@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from math import log2, prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ternfed.quantize.ternary import Ternary
 from ternfed.wire import varint
 from ternfed.wire.ans import MODEL_A_TENSOR, Spread, entropy_bits
 from ternfed.wire.errors import MessageError, Truncated, WrongChecksum, WrongFile, WrongMagic, WrongVersion
+from ternfed.wire.forms import Message, Value, dense, schema_of
 from ternfed.wire.message import assemble, decode, locate, read_header
-from ternfed.wire.schema import DTYPES, Kind, Message, Schema, Slot, schema_of
+from ternfed.wire.schema import DTYPES, Kind, Schema, Slot
+from ternfed.wire.ternary import trits_of
 from ternfed.wire.trits import flat_codes, spread_of
 
 MAGIC = b"\xf3TM"
@@ -64,7 +64,7 @@ class Summary:
 
 def save_tern(
     path: str | PathLike[str],
-    model: Message | Mapping[str, Tensor | Ternary],
+    model: Message | Mapping[str, Value],
     metadata: Mapping[str, str] | None = None,
 ) -> int:
     """Write tensors to a file and return its size. A message's numbers belong into the metadata."""
@@ -73,12 +73,12 @@ def save_tern(
     return len(data)
 
 
-def load_tern(path: str | PathLike[str]) -> tuple[dict[str, Tensor | Ternary], dict[str, str]]:
+def load_tern(path: str | PathLike[str]) -> tuple[dict[str, Value], dict[str, str]]:
     """The tensors and the metadata of a file."""
     return parse_tern(Path(path).read_bytes())
 
 
-def tern_bytes(model: Message | Mapping[str, Tensor | Ternary], metadata: Mapping[str, str] | None = None) -> bytes:
+def tern_bytes(model: Message | Mapping[str, Value], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a .tern file: magic, version, checksum and length of a JSON header, the header, a message."""
     message = model if isinstance(model, Message) else Message(dict(model))
     if message.numbers:
@@ -97,10 +97,10 @@ def tern_bytes(model: Message | Mapping[str, Tensor | Ternary], metadata: Mappin
     return data
 
 
-def parse_tern(data: bytes) -> tuple[dict[str, Tensor | Ternary], dict[str, str]]:
+def parse_tern(data: bytes) -> tuple[dict[str, Value], dict[str, str]]:
     """The tensors and the metadata in the bytes of a .tern file; hostile bytes raise a `WireError`."""
     schema, metadata, start = read_front(data)
-    return decode(memoryview(data)[start:], schema).tensors, metadata
+    return dict(decode(memoryview(data)[start:], schema).tensors), metadata
 
 
 def describe(path: str | PathLike[str]) -> Summary:
@@ -111,19 +111,20 @@ def describe(path: str | PathLike[str]) -> Summary:
     tensors = decode(body, schema).tensors
     header = read_header(body)
     parts = locate(body, header, schema)
-    spreads = {name: spread_of(flat_codes(name, value.codes)) for name, value in tensors.items() if _is_ternary(value)}
+    codes = {name: trits_of(value) for name, value in tensors.items()}
+    spreads = {name: spread_of(flat_codes(name, trits)) for name, trits in codes.items() if trits is not None}
     pooled = np.sum([*spreads.values(), (0, 0, 0)], axis=0)
     costs = {name: _cost(spread, pooled, header.codec, parts.trits) for name, spread in spreads.items()}
     dense_bytes = schema.size - 4 * schema.trits
     rows = []
     for slot in schema.slots:
-        value, entropy = tensors[slot.name], None
-        if isinstance(value, Ternary):
+        entropy = None
+        if slot.name in spreads:
             spread = spreads[slot.name]
             zeros, entropy = spread[1], entropy_bits(np.array(spread)) / max(slot.size, 1)
             bits = 8 * len(parts.trits) * costs[slot.name] / max(sum(costs.values()), 1)
         else:
-            zeros = slot.size - int(value.count_nonzero())
+            zeros = slot.size - int(dense(tensors[slot.name]).count_nonzero())
             bits = 8 * len(parts.dense) * DTYPES[slot.kind].itemsize * slot.size / max(dense_bytes, 1)
         rows.append(
             TensorSummary(
@@ -132,10 +133,6 @@ def describe(path: str | PathLike[str]) -> Summary:
         )
     elements = sum(slot.size for slot in schema.slots)
     return Summary(tuple(rows), metadata, header.codec, len(data), 4 * elements)
-
-
-def _is_ternary(value: Tensor | Ternary) -> TypeGuard[Ternary]:
-    return isinstance(value, Ternary)
 
 
 def _cost(spread: Spread, pooled: NDArray[np.int64], codec: str, stream: memoryview) -> float:

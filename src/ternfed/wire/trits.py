@@ -39,6 +39,12 @@ def symbols(trits: int) -> int:
     return -(-trits // 5)
 
 
+def digits() -> Bytes:
+    """(243, 5): the digits 0, 1, 2 of each byte, each one more than its code."""
+    table: Bytes = (np.arange(243)[:, None] // 3 ** np.arange(5) % 3).astype(np.uint8)
+    return table
+
+
 def pack(codes: Codes, pad: int = 0) -> Bytes:
     """Five trits a byte, planar in blocks; the last block is filled up with `pad`."""
     out = np.empty(symbols(len(codes)), np.int8)

@@ -6,7 +6,7 @@ import numpy as np
 import zstandard
 
 from ternfed.wire.errors import WrongFrame
-from ternfed.wire.reference import Reference, Trits
+from ternfed.wire.held import HeldTrits, Trits
 from ternfed.wire.trits import Codes, pack_neighbours, symbols, unpack_neighbours
 
 TAG = 2
@@ -19,7 +19,7 @@ def encode(trits: Trits) -> bytes:
     return frame(pack_neighbours(trits.codes, reference), min_match=0)
 
 
-def decode(data: memoryview, sizes: tuple[int, ...], reference: Reference | None) -> Codes:
+def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None) -> Codes:
     """The codes of all tensors end to end."""
     plain = unframe(data, symbols(sum(sizes)))
     return unpack_neighbours(np.frombuffer(plain, np.uint8), sum(sizes), None if reference is None else reference.codes)

@@ -15,10 +15,10 @@ from ternfed.data.values import DataSet
 from ternfed.engines.flower.memory import Kept, Store
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import shown
-from ternfed.round.exchange import receive, reference_from
+from ternfed.round.exchange import receive
 from ternfed.round.federation import Site, answer
 from ternfed.training.work import TrainingData
-from ternfed.wire import MissingReference, WireError
+from ternfed.wire import MissingReference, Reference, WireError
 
 HELD = "/held"
 END = "end"
@@ -105,11 +105,11 @@ def work(site: Site, store: Store, run: str, task: Task, data: bytes) -> bytes:
         have = "nothing" if kept is None else f"round {kept.round}"
         raise MissingReference(f"coded given the broadcast of round {task.round - 1}; {have} is held")
     codes = kept.codes if task.held and kept is not None else None
-    last = None if codes is None else reference_from(site.algorithm, codes)
+    last = None if codes is None else Reference(codes)
     broadcast = receive(site.algorithm, data, last)
     if broadcast.message.numbers["round"] != task.round:
         raise WrongRound(f"a broadcast of round {broadcast.message.numbers['round']:g} came in round {task.round}")
     upload, memory = answer(site, task.round, broadcast, {} if kept is None else kept.memory)
-    codes = None if broadcast.codes is None else dict(broadcast.codes)
+    codes = None if broadcast.lent is None else dict(broadcast.lent)
     store.save(run, Kept(task.round, memory, codes), start=0 if kept is None else kept.round)
     return upload

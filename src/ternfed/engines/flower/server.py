@@ -20,7 +20,7 @@ from ternfed.engines.flower.link import Link, open_link
 from ternfed.engines.flower.uploads import Bounds, accept
 from ternfed.experiment.experiment import Experiment
 from ternfed.round.aggregate import Average
-from ternfed.round.exchange import Broadcast, receive, send
+from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, RoundOutcome, conclude
 from ternfed.round.state import State, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
@@ -158,7 +158,7 @@ def play_round(
         network.count(traffic_of)
         if attempt.average.count + attempt.average.skipped >= terms.least:
             after = RoundOutcome(
-                attempt.broadcast,
+                attempt.broadcasts.any(),
                 tuple(sorted(attempt.holders)),
                 missing=tuple(sorted(set(attempt.chosen) - set(attempt.holders))),
                 dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
@@ -195,23 +195,20 @@ class _Attempt:
         self.answered = False
         """Some client did, whatever it said."""
         self.traffic_of = traffic_of
-        self._pending: dict[str, tuple[int, bool]] = {}
-        """Messages without a reply: to whom, and coded given the last broadcast."""
-        self._kinds: dict[bool, tuple[bytes, Broadcast]] = {}
+        algorithm = federation.algorithm
+        self.broadcasts = Broadcasts(algorithm, state.server, self.number, state.broadcast, state.holders)
+        self._pending: dict[str, tuple[int, int | None]] = {}
+        """Messages without a reply: to whom, and coded given which older broadcast."""
         self._pushed: dict[int, float] = {}
 
-    @property
-    def broadcast(self) -> Broadcast:
-        return self._kind(next(iter(self._kinds), False))[1]
-
     def play(self) -> None:
-        self._kind(any(map(self._holds, self.chosen)))
+        self.broadcasts.given(next(iter(self.broadcasts.groups(self.chosen))))
         self.clock.lap("broadcast")
         ready = self._wait_for_ready()
         self.clock.lap("wait")
         self.dropped |= {client: f"client {client}: was not there" for client in set(self.chosen) - ready}
-        for held in (True, False):
-            self._push([client for client in self.chosen if client in ready and self._holds(client) is held], held)
+        for held, clients in self.broadcasts.groups(client for client in self.chosen if client in ready).items():
+            self._push(clients, held)
         self.clock.lap("push")
         end = time.monotonic() + self.terms.deadline
         while self._pending and time.monotonic() < end:
@@ -222,33 +219,19 @@ class _Attempt:
             self.dropped[client] = f"client {client}: did not answer within {self.terms.deadline:g} s"
         self.clock.lap("clients")
 
-    def _kind(self, held: bool) -> tuple[bytes, Broadcast]:
-        """The bytes for those who hold the last broadcast, or for the others, and what they say."""
-        if held not in self._kinds:
-            algorithm, broadcast = self.federation.algorithm, self.state.broadcast
-            last = None if broadcast is None else broadcast.reference
-            data = send(algorithm, self.state.server, self.number, held, last)
-            self._kinds[held] = data, receive(algorithm, data, last if held else None)
-        return self._kinds[held]
-
     def _wait_for_ready(self) -> set[int]:
         """Who of the chosen is there. One that was not there in the last round either is not waited for."""
         end = time.monotonic() + GRACE
-        expected = set(filter(self._holds, self.chosen))
+        expected = set(self.chosen).intersection(self.state.holders)
         while True:
             ready = {client for client in self.chosen if self.network.gate.is_ready(client)}
             if expected <= ready or time.monotonic() > end:
                 return ready
             self.network.gate.wait(0.05)
 
-    def _holds(self, client: int) -> bool:
-        return client in self.state.holders
-
-    def _push(self, clients: list[int], held: bool) -> None:
-        if not clients:
-            return
-        data = self._kind(held)[0]
-        group, seconds = Task(self.number, held).group, self.terms.deadline + 5.0
+    def _push(self, clients: list[int], held: int | None) -> None:
+        data = self.broadcasts.given(held).data
+        group, seconds = Task(self.number, held is not None).group, self.terms.deadline + 5.0
         identities = self.network.link.push(clients, group, content(data), seconds)
         self.network.gate.wake()
         for client, identity in zip(clients, identities, strict=True):
@@ -263,8 +246,8 @@ class _Attempt:
         self.answered = self.answered or not _is_from_flower(reply)
         if reply.has_error():
             reason = str(reply.error.reason)
-            if held and reason.startswith("MissingReference") and time.monotonic() < end:
-                self._push([client], False)
+            if held is not None and reason.startswith("MissingReference") and time.monotonic() < end:
+                self._push([client], None)
             else:
                 self.dropped[client] = f"client {client}: {_short(reason)}"
             return
@@ -274,7 +257,7 @@ class _Attempt:
             own.payload_up += len(data)
             own.seconds = time.monotonic() - self._pushed[client]
             algorithm, parameters = self.federation.algorithm, self.federation.network.parameters
-            broadcast, bounds = self._kind(held)[1], self.terms.bounds
+            broadcast, bounds = self.broadcasts.given(held).broadcast, self.terms.bounds
             message = accept(algorithm, parameters, data, broadcast, self.number, bounds)
             self.average.add(message)
             self.traffic.add_upload(data, message, algorithm, broadcast)

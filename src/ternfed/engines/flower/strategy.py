@@ -25,8 +25,8 @@ from ternfed import wire
 from ternfed.algorithms.algorithm import Network, dense_weights
 from ternfed.engines.flower.envelope import KEY, unwrap, wrap
 from ternfed.quantize.layers import Predicate
-from ternfed.quantize.ternary import Rule, Ternary, codes_of, requantize
-from ternfed.wire import Reference, Schema, reference_of
+from ternfed.quantize.ternary import Rule, Ternary, recognise, requantize
+from ternfed.wire import Reference, Schema, reference_of, trits_of
 
 Codes = Mapping[str, Tensor]
 
@@ -52,14 +52,11 @@ class Carrier:
     def decode(self, data: bytes, given: Codes | None = None) -> tuple[dict[str, Tensor], Codes]:
         """(the model's tensors, its trits)."""
         message = wire.decode(data, self.schema, reference=self._reference(given))
-        codes = {name: value.codes for name, value in message.tensors.items() if isinstance(value, Ternary)}
-        return dense_weights(message), codes
+        trits = {name: trits_of(value) for name, value in message.tensors.items()}
+        return dense_weights(message), {name: codes for name, codes in trits.items() if codes is not None}
 
     def _ternary(self, weight: Tensor, name: str) -> Ternary:
-        codes = codes_of(weight, torch.zeros(()))
-        exact = Ternary(codes, weight.max().clamp_min(0), (-weight).max().clamp_min(0))
-        same = torch.equal(exact.dense(), weight)
-        return exact if same else requantize(weight, self.rule, self.factor, name)
+        return recognise(weight) or requantize(weight, self.rule, self.factor, name)
 
     def _reference(self, given: Codes | None) -> Reference | None:
         return None if given is None else reference_of(dict(given), self.schema)

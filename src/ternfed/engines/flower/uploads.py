@@ -9,13 +9,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from ternfed.algorithms.algorithm import Algorithm
-from ternfed.quantize.ternary import Ternary
 from ternfed.round.exchange import Broadcast, collect
-from ternfed.wire import Message, WireError
+from ternfed.wire import Message, WireError, largest, trits_of
 
 
 class WrongRound(WireError):
@@ -61,21 +57,11 @@ def accept(
     if samples != int(samples) or not 1 <= samples <= bounds.samples:
         raise OutOfBounds(f"{samples:g} samples: a whole number from 1 to {bounds.samples} is accepted")
     for name, value in message.tensors.items():
-        if isinstance(value, Ternary):
-            size, most = max(float(value.positive), float(value.negative)), bounds.scale
-        else:
-            size, most = _largest(value, name), bounds.weight if name in parameters else math.inf
+        size, most = largest(value), bounds.weight if name in parameters else math.inf
+        if not math.isfinite(size):
+            raise NotFinite(f"{name}: holds values that are not finite")
+        if trits_of(value) is not None:
+            most = bounds.scale
         if size > most:
             raise OutOfBounds(f"{name}: {size:g} is more than {most:g}")
     return message
-
-
-def _largest(value: Tensor, name: str) -> float:
-    """max|value|; NotFinite where there is none."""
-    if not value.is_floating_point() or not value.numel():
-        return 0.0
-    low, high = torch.aminmax(value)
-    largest = max(-float(low), float(high))
-    if not math.isfinite(largest):
-        raise NotFinite(f"{name}: holds values that are not finite")
-    return largest
