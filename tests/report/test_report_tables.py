@@ -1,4 +1,4 @@
-"""The tables: known numbers in, known cells out; and text that stays text in Markdown and HTML."""
+"""The tables: known numbers in, known cells out; and text that stays text in Markdown and on the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from report_runs import known_run, row
 from ternfed.paper.rows import Row
 from ternfed.paper.targets import targets
 from ternfed.report import accuracy, costs
-from ternfed.report.collect import Elapsed, Group, collect
+from ternfed.report.collect import Collected, Elapsed, Group, collect
+from ternfed.report.page import page
 from ternfed.report.tables import Sheet, into_page
 
 CIFAR = ("data.dataset=cifar10", "training.epochs=1")
@@ -298,31 +299,41 @@ class TestSweeps:
 
 
 class _Cells(HTMLParser):
-    def __init__(self) -> None:
+    """The tags of a page, and the cells of its one table."""
+
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: set[str] = set()
+        self.tags: list[str] = []
         self.texts: list[str] = []
+        self._inside = False
+        self.feed(text)
+        self.close()
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.tags.add(tag)
-        if tag in ("td", "th"):
-            self.texts.append("")
+        self.tags.append(tag)
+        self._inside = tag == "td"
+        self.texts += [""] if self._inside else []
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
 
     def handle_data(self, data: str) -> None:
-        if self.texts:
+        if self._inside:
             self.texts[-1] += data
 
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=20)
 
 
+def shown(*words: str) -> _Cells:
+    return _Cells(page(Collected(()), [Sheet("t", "T", ("a", "b"), (words,))], []))
+
+
 @given(st.lists(WORDS, min_size=2, max_size=2))
-def test_html_shows_any_text_as_it_is(words: list[str]) -> None:
-    parser = _Cells()
-    parser.feed(Sheet("t", "T", ("a", "b"), (tuple(words),)).html())
-    parser.close()
-    assert parser.tags == {"div", "table", "thead", "tbody", "tr", "th", "td"}
-    assert [text.strip() for text in parser.texts[2:]] == [word.strip() for word in words]
+def test_the_page_shows_any_text_as_it_is(words: list[str]) -> None:
+    found = shown(*words)
+    assert found.tags == shown("plain", "text").tags
+    assert [text.strip() for text in found.texts] == [word.strip() for word in words]
 
 
 @given(st.lists(st.text(max_size=20), min_size=3, max_size=3))

@@ -1,11 +1,10 @@
-"""A table as plain values, and how it reads as Markdown and as HTML."""
+"""A table as plain values, and how it reads as Markdown; as HTML, `templates/table.html` says it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 
 NONE = "–"
 """In a cell that has nothing to say."""
@@ -42,26 +41,6 @@ class Sheet:
         sides = ["---" if place < self.texts else "--:" for place in range(len(self.headings))]
         lines = [_line(self.headings), f"|{'|'.join(sides)}|", *map(_line, self.rows)]
         return "\n".join([*lines, *(f"\n{_plain(note)}" for note in self.notes)])
-
-    def html(self) -> str:
-        """The table in a box of its own that scrolls where it is too wide, and its notes."""
-        head = "".join(self._cell("th", place, text) for place, text in enumerate(self.headings))
-        body = "\n".join(self._row(place, row) for place, row in enumerate(self.rows))
-        notes = "".join(f"<p class=note>{escape(note)}</p>" for note in self.notes)
-        return (
-            f'<div class=wide><table id="table-{escape(self.name)}"><thead><tr>{head}</tr></thead>\n'
-            f"<tbody>\n{body}\n</tbody></table></div>{notes}"
-        )
-
-    def _row(self, number: int, row: Sequence[str]) -> str:
-        link = self.links[number] if self.links else None
-        kind = " class=quiet" if number in self.quiet else ""
-        cells = (self._cell("td", place, text, link if place == 0 else None) for place, text in enumerate(row))
-        return f"<tr{kind}>{''.join(cells)}</tr>"
-
-    def _cell(self, tag: str, place: int, text: str, link: str | None = None) -> str:
-        inside = escape(text) if link is None else f'<a href="#{escape(link)}">{escape(text)}</a>'
-        return f"<{tag}>{inside}</{tag}>" if place < self.texts else f"<{tag} class=n>{inside}</{tag}>"
 
 
 def into_page(page: str, sheets: Mapping[str, Sheet | None], where: str) -> tuple[str, list[str]]:
