@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import known_run, real_run
 from typer.testing import CliRunner, Result
 
+from run_folders import known_run, real_run
 from ternfed.cli.app import app
 from ternfed.experiment.experiment import Experiment
 from ternfed.paper.rows import Row

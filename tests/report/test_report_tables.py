@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import known_run, row
 
+from run_folders import known_run, row
+from ternfed.paper.groups import Collected, Elapsed, Group, collect
 from ternfed.paper.rows import Row
-from ternfed.paper.targets import targets
 from ternfed.report import accuracy, costs
-from ternfed.report.collect import Collected, Elapsed, Group, collect
 from ternfed.report.page import page
 from ternfed.report.tables import Sheet, into_page
+from ternfed.report.targets import targets
 
 CIFAR = ("data.dataset=cifar10", "training.epochs=1")
 MNIST = ("data.dataset=mnist", "training.epochs=1")

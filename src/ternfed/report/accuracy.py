@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ternfed.paper.belonging import apart, belonging
+from ternfed.paper.groups import Group, place
 from ternfed.paper.rows import SHOWN
-from ternfed.report.collect import Group
 from ternfed.report.labels import (
-    ALGORITHMS,
     Comparison,
-    algorithm_label,
-    apart,
-    belonging,
     comparison_of,
     data_label,
     distinguish,
+    method_label,
     model_label,
     rounds_label,
     split_label,
@@ -53,13 +51,13 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
 
 
 def _summary_row(group: Group) -> tuple[str, ...]:
-    cell = comparison_of(group)
+    comparison = comparison_of(group)
     one = group.strategy_one()
     return (
-        f"{cell.data}, {cell.split}",
-        cell.model,
-        cell.clients,
-        algorithm_label(group),
+        f"{comparison.data}, {comparison.split}",
+        comparison.model,
+        comparison.clients,
+        method_label(group),
         rounds_label(group),
         seeds_text(group),
         accuracy_text(group),
@@ -121,11 +119,10 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
     for number, group in enumerate(found):
         value, one = group.validation(), group.strategy_one()
         apart = NONE if full is None or value is None or number == 0 else f"{value.mean - full.mean:+.2f}"
-        cell = comparison_of(group)
         rows.append(
             (
                 _title(group),
-                cell.text(),
+                comparison_of(group).text(),
                 rounds_label(group),
                 seeds_text(group),
                 _validation_text(group),
@@ -144,11 +141,11 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
 def search(groups: Sequence[Group]) -> Sheet | None:
     """What was tried for the recipe: the runs of one comparison together, the best first."""
 
-    def place(group: Group) -> tuple[Comparison, int, float]:
+    def rank(group: Group) -> tuple[Comparison, int, float]:
         value = group.validation(3)
         return comparison_of(group), group.length, 0.0 if value is None else -value.mean
 
-    found = sorted(belonging(groups, "search"), key=place)
+    found = sorted(belonging(groups, "search"), key=rank)
     if not found:
         return None
     headings = (
@@ -180,7 +177,7 @@ def participation(groups: Sequence[Group]) -> Sheet | None:
     found = belonging(groups, "participation")
     if not found:
         return None
-    columns = _series(found, lambda group: f"{algorithm_label(group)}, {split_label(group)}")
+    columns = _series(found, lambda group: f"{method_label(group)}, {split_label(group)}")
     headings = ["λ"]
     for column in columns:
         headings += [f"{column}: accuracy (%)", "up (MB)"]
@@ -200,7 +197,7 @@ def balance(groups: Sequence[Group]) -> Sheet | None:
     found = belonging(groups, "balance")
     if not found:
         return None
-    columns = _series(found, algorithm_label)
+    columns = _series(found, method_label)
     rows = []
     for value in sorted({beta(group) for group in found}):
         own = [_one([group for group in series if beta(group) == value]) for series in columns.values()]
@@ -218,10 +215,10 @@ def accuracy_text(group: Group) -> str:
 
 
 def paper_text(group: Group) -> str:
-    if group.row is None or group.row.about.paper is None:
+    paper = None if group.row is None else group.row.paper
+    if paper is None:
         return NONE
-    std = group.row.about.paper_std
-    return f"{group.row.about.paper:.2f}" + ("" if std is None else f" ± {std:.2f}")
+    return f"{paper.mean:.2f}" + ("" if paper.std is None else f" ± {paper.std:.2f}")
 
 
 def seeds_text(group: Group) -> str:
@@ -236,10 +233,11 @@ def _pivot(name: str, found: Sequence[Group], column_of: Callable[[Group], str])
     columns: dict[str, dict[str, Group]] = {}
     for column in dict.fromkeys(map(column_of, found)):
         inside = [group for group in found if column_of(group) == column]
-        columns[column] = {label: inside[place] for place, label in distinguish(inside).items()}
+        columns[column] = {label: inside[number] for number, label in distinguish(inside).items()}
     rows: list[tuple[str, ...]] = []
     quiet = []
-    for label in sorted({label: None for own in columns.values() for label in own}, key=_label_order):
+    algorithms = {label: group.algorithm for own in columns.values() for label, group in own.items()}
+    for label in sorted(algorithms, key=lambda label: (place("algorithm", algorithms[label]), label)):
         groups = [own.get(label) for own in columns.values()]
         mixed = [len(_lengths(own.values())) > 1 for own in columns.values()]
         rows.append((label, *(_pivot_cell(group, many) for group, many in zip(groups, mixed, strict=True))))
@@ -264,11 +262,6 @@ def _pivot_cell(group: Group | None, mixed: bool) -> str:
 
 def _lengths(groups: Iterable[Group]) -> list[str]:
     return list(dict.fromkeys(rounds_label(group) for group in groups if not group.central))
-
-
-def _label_order(label: str) -> tuple[int, str]:
-    places = [place for place, name in enumerate(ALGORITHMS.values()) if label.startswith(name)]
-    return (places[0] if places else len(ALGORITHMS), label)
 
 
 def _range(numbers: Sequence[int]) -> str:

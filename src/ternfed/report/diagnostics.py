@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ternfed.paper.belonging import belonging, compared
+from ternfed.paper.groups import Group
 from ternfed.report.accuracy import beta
-from ternfed.report.collect import Group
 from ternfed.report.curves import Numbers, curve
-from ternfed.report.labels import belonging, by_comparison, compared, data_label, distinguish, model_label, split_label
+from ternfed.report.labels import by_comparison, data_label, distinguish, model_label, split_label
 from ternfed.report.style import INK, Picture, by_round, colour_of, finish, label_ends, panels, plain_log, shade, short
 from ternfed.runs.records import Round
 
@@ -222,9 +223,9 @@ def seconds(groups: Sequence[Group]) -> Iterator[Picture]:
     from matplotlib.patches import Patch
 
     found = []
-    for cell, inside in by_comparison([group for group in compared(groups) if _phases(group)]).items():
+    for comparison, inside in by_comparison([group for group in compared(groups) if _phases(group)]).items():
         labels = distinguish(inside)
-        found += [(f"{cell.text()}: {labels[place]}", group) for place, group in enumerate(inside)]
+        found += [(f"{comparison.text()}: {labels[place]}", group) for place, group in enumerate(inside)]
     if not found:
         return
     figure, axes = panels(1.5 + 0.3 * len(found))
@@ -250,11 +251,14 @@ def seconds(groups: Sequence[Group]) -> Iterator[Picture]:
 def _ternary(groups: Sequence[Group]) -> list[tuple[str, Group]]:
     """Groups whose broadcasts have trits, each with a title."""
     found = []
-    for cell, inside in by_comparison([group for group in compared(groups) if group.length > 1]).items():
+    for comparison, inside in by_comparison([group for group in compared(groups) if group.length > 1]).items():
         own = [group for group in inside if any(record.changed is not None for record in group.shown[0].rounds)]
         labels = distinguish(own)
         alone = len(own) == 1 and own[0].algorithm == "tfedavg"
-        found += [(cell.text() if alone else f"{cell.text()}: {labels[at]}", group) for at, group in enumerate(own)]
+        found += [
+            (comparison.text() if alone else f"{comparison.text()}: {labels[at]}", group)
+            for at, group in enumerate(own)
+        ]
     return found
 
 

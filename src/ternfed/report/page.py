@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from ternfed.paper.groups import Collected, Group
 from ternfed.report.accuracy import accuracy_text, anchor
-from ternfed.report.collect import Collected, Group
 from ternfed.report.extra import needed
-from ternfed.report.labels import algorithm_label, comparison_of, rounds_label
+from ternfed.report.labels import comparison_of, method_label, rounds_label
 from ternfed.report.style import Picture
 from ternfed.report.tables import Sheet
 
@@ -92,7 +92,7 @@ def _group(number: int, group: Group) -> Mapping[str, Any]:
     return {
         "id": anchor(number),
         "name": group.name,
-        "title": f"{comparison_of(group).text()}: {algorithm_label(group)}, {rounds_label(group)}",
+        "title": f"{comparison_of(group).text()}: {method_label(group)}, {rounds_label(group)}",
         "command": command(group),
         "settings": toml(group),
         "facts": {

@@ -8,13 +8,13 @@ from itertools import chain
 from pathlib import Path
 
 from ternfed.experiment.settings import ExperimentError
+from ternfed.paper.groups import Collected, collect
 from ternfed.paper.rows import Row, find_rows
-from ternfed.paper.targets import targets
 from ternfed.report import accuracy, costs, curves, diagnostics
-from ternfed.report.collect import Collected, collect
 from ternfed.report.page import page
 from ternfed.report.style import Picture, drawing
 from ternfed.report.tables import Sheet, into_page
+from ternfed.report.targets import targets
 
 
 @dataclass(frozen=True)
