@@ -29,11 +29,11 @@ SHOWN = {
     "elapsed": "Table V: elapsed time of 5 local epochs",
     "convergence": "Figure: convergence over rounds and bits uploaded",
     "distributions": "Figure: data distributions",
-    "convergence-nc5": "Figure: convergence with five classes a client",
+    "convergence-nc5": "Figure: convergence with five classes per client",
     "participation": "Figure: participation ratio",
-    "balance": "Figure: unbalancedness of the clients' sizes",
+    "balance": "Figure: clients of unequal size",
     "search": "The search for the recipe, judged on validation data",
-    "ablation": "One choice of the recipe off at a time, judged on validation data",
+    "ablation": "The recipe with one choice changed at a time, judged on validation data",
 }
 """What the rows belong to: the paper's tables and figures in its order, and what our own recipe was chosen by."""
 

@@ -19,7 +19,7 @@ from ternfed.report.labels import (
 )
 from ternfed.report.tables import NONE, Sheet
 
-LAST = "Accuracy in percent on test data after the last round; ± is the standard deviation over the seeds."
+LAST = "Test accuracy in percent after the last round; ± is the standard deviation over seeds."
 
 
 def anchor(number: int) -> str:
@@ -28,22 +28,22 @@ def anchor(number: int) -> str:
 
 
 def summary(groups: Sequence[Group]) -> Sheet | None:
-    """One row a group, but for the points of sweeps, of the search and of the ablation."""
+    """One row per group, without the points of sweeps, of the search and of the ablation."""
     chosen = [(number, group) for number, group in enumerate(groups) if id(group) not in apart(groups)]
     if not chosen:
         return None
     headings = (
         "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", "accuracy (%)", "paper (%)",
-        "validation (%)", "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down", "bits a ternary weight up",
+        "validation (%)", "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down", "bits per ternary weight up",
         "Strategy I (%)", "skipped (%)",
     )  # fmt: skip
     rows = tuple(_summary_row(group) for _, group in chosen)
     left = len(groups) - len(chosen)
     notes = (
-        f"{LAST} Validation: on data held out on the server. Up and down: every byte of every message that was really "
-        "encoded, over the whole run, in millions; beside them, how many times larger the same messages are as raw "
-        "float32. Strategy I: the share of rounds with a quantized broadcast. Skipped: the share of uploads that "
-        "clients kept to themselves."
+        f"{LAST} Validation: accuracy on data held out on the server. Up and down: every byte of every message as "
+        "really encoded, over the whole run; float32 ÷ up and float32 ÷ down: how many times larger the same messages "
+        "are as raw float32. Strategy I: share of rounds with a quantized broadcast. Skipped: share of uploads that "
+        "clients withheld."
         + (f" {left} points of sweeps, of the search and of the ablation have tables of their own." if left else ""),
     )
     links = tuple(anchor(number) for number, _ in chosen)
@@ -105,14 +105,14 @@ def centralized(groups: Sequence[Group]) -> Sheet | None:
 
 
 def ablation(groups: Sequence[Group]) -> Sheet | None:
-    """One choice off at a time, judged on validation data."""
+    """The recipe with one choice changed at a time, judged on validation data."""
     found = belonging(groups, "ablation")
     if not found:
         return None
     found = sorted(found, key=lambda group: not _title(group).startswith("The recipe"))
     full = found[0].validation() if _title(found[0]).startswith("The recipe") else None
     headings = (
-        "what is off", "data", "rounds × epochs", "seeds", "validation (%)", "difference", "bits a ternary weight up",
+        "change", "data", "rounds × epochs", "seeds", "validation (%)", "difference", "bits per ternary weight up",
         "Strategy I (%)",
     )  # fmt: skip
     rows = []
@@ -133,13 +133,13 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
         )
     notes = (
         "Accuracy on validation data, split from the training set and held out on the server, after the last round. "
-        "Difference: to the full recipe, in points.",
+        "Difference: from the full recipe, in points.",
     )
     return Sheet("ablation", SHOWN["ablation"], headings, tuple(rows), texts=3, notes=notes).without_empty()
 
 
 def search(groups: Sequence[Group]) -> Sheet | None:
-    """What was tried for the recipe: the runs of one comparison together, the best first."""
+    """What was tried for the recipe: the runs of one comparison together, best first."""
 
     def rank(group: Group) -> tuple[Comparison, int, float]:
         value = group.validation(3)
@@ -149,8 +149,8 @@ def search(groups: Sequence[Group]) -> Sheet | None:
     if not found:
         return None
     headings = (
-        "data", "rounds × epochs", "tried", "seeds", "validation, last three rounds (%)", "after the last (%)",
-        "up (MB)", "down (MB)", "bits a ternary weight up",
+        "data", "rounds × epochs", "tried", "seeds", "validation, last three rounds (%)", "last round (%)",
+        "up (MB)", "down (MB)", "bits per ternary weight up",
     )  # fmt: skip
     rows = tuple(
         (
@@ -167,7 +167,7 @@ def search(groups: Sequence[Group]) -> Sheet | None:
     )
     notes = (
         "Accuracy on validation data, split from the training set and held out on the server. The mean of the last "
-        "three rounds is less a matter of luck than the last alone.",
+        "three rounds depends less on chance than the last round alone.",
     )
     return Sheet("search", SHOWN["search"], headings, rows, texts=3, notes=notes).without_empty()
 

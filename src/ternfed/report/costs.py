@@ -43,11 +43,11 @@ def communication(groups: Sequence[Group]) -> Sheet | None:
                 )
             )
     notes = (
-        "Mb: 2²⁰ bits, the paper's unit. Sent: every message that was really encoded, all layers and headers counted, "
-        "mean over the seeds; its part of FedAvg's is that of one exchange with a client. Formula: the paper's (eq. "
-        "downstream) with our networks, rounds and S_I: 2 bits a ternary weight, 32 every other parameter, nothing for "
-        "an upload that CMFL skips; download = (1 − S_I/T) · FedAvg's upload + S_I/T · T-FedAvg's upload. Paper: as "
-        "printed, for 100 rounds; where ours exchanged another number of models, also scaled to that.",
+        "Mb: 2²⁰ bits, the paper's unit. Sent: every message as really encoded, all layers and headers counted, mean "
+        "over seeds; the part of FedAvg's is per exchange with a client. Formula: the paper's (eq. downstream) for our "
+        "networks, rounds and S_I: 2 bits per ternary weight, 32 bits per other parameter, nothing for an upload that "
+        "CMFL skips; download = (1 − S_I/T) · FedAvg's upload + S_I/T · T-FedAvg's upload. Paper: as printed, for 100 "
+        "rounds; where our runs exchanged another number of models, also scaled to that number.",
         *_first_layer(found),
     )
     sheet = Sheet("communication", SHOWN["communication"], headings, tuple(rows), texts=2, notes=notes)
@@ -74,8 +74,8 @@ def elapsed(measured: Sequence[Elapsed]) -> Sheet | None:
                     NONE if theirs is None else f"{theirs / one.paper['fedavg']:.2f}",
                 )
             )
-    times = ", ".join(sorted({str(one.repetitions) for one in measured}))
-    notes = (f"Median of {times} measurements of one client's 5 local epochs, the algorithms in turns in one run.",)
+    times = " or ".join(map(str, sorted({one.repetitions for one in measured})))
+    notes = (f"Median of {times} measurements of one client's 5 local epochs; the algorithms take turns in one run.",)
     return Sheet("elapsed", SHOWN["elapsed"], headings, tuple(rows), texts=3, notes=notes)
 
 
@@ -101,7 +101,7 @@ def _first_layer(groups: Sequence[Group]) -> list[str]:
     return [
         "The paper does not send the MLP's first layer; without it the formula gives, in Mb: "
         f"{'; '.join(dict.fromkeys(parts))}. Its {MEGABITS[MLP]['fedavg'].up} and {MEGABITS[MLP]['tfedavg'].up} Mb are "
-        "640 numbers an upload, 600 of them ternary."
+        "640 numbers per upload, 600 of them ternary."
     ]
 
 

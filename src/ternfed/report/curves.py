@@ -27,7 +27,7 @@ from ternfed.report.style import (
 from ternfed.runs.records import Round
 
 Numbers = NDArray[np.float64]
-BITS = "uploaded so far (Mb of 2²⁰ bits)"
+BITS = "uploaded so far (Mb = 2²⁰ bits)"
 HEIGHT = 3.5
 """Inches of a panel."""
 
@@ -66,7 +66,7 @@ def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
         several = sum(other[:3] == comparison[:3] for other in comparisons) > 1
         title = comparison.text() + (f", {comparison.clients}" if several else "")
         five = any(group.shows("convergence-nc5") for group in inside) or comparison.split == "N_c = 5"
-        section = "Convergence with five classes a client" if five else "Convergence"
+        section = "Convergence with five classes per client" if five else "Convergence"
         labels = distinguish(inside)
         yield _pair(inside, [labels[place] for place in range(len(inside))], f"convergence {title}", section, title)
     if alone:
@@ -90,10 +90,10 @@ def _pair(groups: Sequence[Group], labels: Sequence[str], name: str, section: st
     _draw_pair(axes[0], groups, labels, looks)
     axes[0, 0].set_title(title)
     seeds = sorted({len(group.shown) for group in groups})
-    band = " The band is one standard deviation over the seeds." if seeds[-1] > 1 else ""
+    band = " The band is one standard deviation over seeds." if seeds[-1] > 1 else ""
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     unfinished = "" if all(group.finished for group in groups) else " Some of these runs are unfinished."
-    caption = f"Test accuracy over rounds, and over bits uploaded by all clients; {count} seed{'s' * (count != '1')}."
+    caption = f"Test accuracy over rounds and over bits uploaded by all clients; {count} seed{'s' * (count != '1')}."
     return finish(figure, name, section, title, caption + band + unfinished)
 
 
@@ -135,7 +135,7 @@ def _limits(means: Sequence[Numbers]) -> tuple[float, float]:
 
 
 def participation(groups: Sequence[Group]) -> Iterator[Picture]:
-    """λ's influence: over rounds and over bits uploaded, one row of panels a partition."""
+    """λ's influence: over rounds and over bits uploaded, one row of panels per partition."""
     families: dict[tuple[str, str, str], list[Group]] = {}
     for group in belonging(groups, "participation"):
         if group.length > 1:
@@ -153,13 +153,16 @@ def participation(groups: Sequence[Group]) -> Iterator[Picture]:
             for panel in row:
                 panel.set_xlabel("")
         title = f"{algorithm}: {data}, {model}"
-        caption = "Test accuracy by the share λ of clients that take part in a round; band: std over the seeds."
+        caption = (
+            "Test accuracy by the share λ of clients that take part in each round. "
+            "The band is one standard deviation over seeds."
+        )
         name = f"participation {data} {model} {algorithm}"
         yield finish(figure, name, "Participation ratio", title, caption)
 
 
 def balance(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Accuracy after the last round by β, one line an algorithm."""
+    """Accuracy after the last round by β, one line per algorithm."""
     families: dict[tuple[str, str], list[Group]] = {}
     for group in belonging(groups, "balance"):
         if group.length:
@@ -182,6 +185,6 @@ def balance(groups: Sequence[Group]) -> Iterator[Picture]:
         panel.set(xlabel="β = median / max of the clients' sizes", ylabel="test accuracy (%)")
         panel.set_title(f"{data}, {model}")
         label_ends(panel, ends, HEIGHT - 0.6)
-        caption = "Accuracy after the last round; the bars are the standard deviation over the seeds."
+        caption = "Test accuracy after the last round. The bars are one standard deviation over seeds."
         title = f"{data}, {model}"
         yield finish(figure, f"balance {data} {model}", "Unbalanced clients", title, caption)

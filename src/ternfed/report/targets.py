@@ -13,17 +13,17 @@ from ternfed.report.tables import NONE, Sheet
 
 
 def targets(groups: Sequence[Group]) -> Sheet | None:
-    """Every aim as a row: what was needed, what came out, by how much it was reached or missed."""
+    """One row per aim: what was needed, what came out, by how much it was reached or missed."""
     every = aims(groups)
     if all(aim.reached is None for aim in every):
         return None
-    headings = ("T-FedAvg on", "aim", "FedAvg", "T-FedAvg", "margin", "")
+    headings = ("T-FedAvg on", "target", "FedAvg", "T-FedAvg", "margin", "")
     rows = tuple((_where(aim), _needed(aim), *_amounts(aim), *_verdict(aim)) for aim in every)
     notes = (
         "Accuracies in percent on test data after the last round, margins in points. Bytes over the whole run, "
-        "all layers and headers counted; where the two runs differ in rounds, an exchange is compared.",
+        "all layers and headers counted; where the two runs differ in length, bytes per exchange are compared.",
     )
-    return Sheet("targets", "Aims of this implementation", headings, rows, texts=2, notes=notes)
+    return Sheet("targets", "Targets of this implementation", headings, rows, texts=2, notes=notes)
 
 
 def _where(aim: Aim) -> str:
@@ -50,7 +50,7 @@ def _needed(aim: Aim) -> str:
         case Measure.DOWNLOADS:
             return f"downloads at most 1/{aim.needed:g} of FedAvg's bytes"
         case Measure.BITS:
-            return f"at most {aim.needed:g} bit a ternary weight up"
+            return f"at most {aim.needed:g} bits per ternary weight up"
 
 
 def _amounts(aim: Aim) -> tuple[str, str]:

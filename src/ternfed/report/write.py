@@ -112,7 +112,7 @@ def all_pictures(collected: Collected) -> Iterator[Picture]:
 
 
 def _place(picture: Picture) -> bool:
-    """All convergence first, then the one of five classes a client, and so on as they come."""
+    """All convergence first, then the one with five classes per client, and so on as they come."""
     return picture.section != "Convergence"
 
 
