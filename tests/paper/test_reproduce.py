@@ -1,11 +1,13 @@
-"""Rows run for real: what is finished stays, what was interrupted goes on, what is something else is refused."""
+"""Rows run for real: what is finished stays, what was interrupted is resumed, what is something else is refused."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from ternfed.algorithms import cmfl
 from ternfed.cli.app import app
+from ternfed.data.sets import load
 from ternfed.engines import simulate
 from ternfed.paper import reproduce
 from ternfed.paper.rows import Row, find_rows
@@ -201,8 +204,26 @@ class TestACell:
         with pytest.raises(ValueError, match="gpu: runs on a GPU") as error:
             reproduce.run_cell(row, 0, Path("results"))
         # 100 rounds of 10 epochs of 782 steps at 1.5 s are 13.6 days.
-        assert "--device cpu runs it without one, in about 14 days a seed on one core" in str(error.value)
+        assert "--device cpu runs it without one, in about 14 days per seed on one core" in str(error.value)
         assert not Path("results").exists()
+
+
+class TestDataSets:
+    def test_a_data_set_is_read_once_for_all_cells_that_share_the_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[tuple[str, Path | None]] = []
+        monkeypatch.setattr(reproduce, "load", lambda name, folder: asked.append((name, folder)) or load(name, folder))
+        rows, data = find_rows((Path("rows"),)), reproduce.DataSets(Path("somewhere"))
+        for name in ("tiny-fedavg", "tiny-tfedavg"):
+            reproduce.run_cell(rows[name], 0, Path("results"), data)
+        assert asked == [("digits", Path("somewhere"))]
+
+    def test_nothing_keeps_it_when_its_owner_lets_go(self) -> None:
+        data = reproduce.DataSets()
+        seen = weakref.ref(data.get("digits"))
+        assert seen() is not None
+        del data
+        gc.collect()
+        assert seen() is None
 
 
 class TestElapsed:
@@ -373,7 +394,7 @@ class TestInterruption:
             patch.setattr(simulate, "play_round", interrupted)
             result = call("tiny-fedavg")
         assert result.exit_code == 1
-        assert "the same command goes on where it stopped" in result.stderr
+        assert "the same command resumes where it stopped" in result.stderr
         assert not Path("results/tiny-fedavg/seed-1").exists()
         assert call("tiny-fedavg").exit_code == 0
         assert read_run("results/tiny-fedavg/seed-0").summary is not None
@@ -382,7 +403,7 @@ class TestInterruption:
         os.killpg(running.pid, signal.SIGINT)
         _, errors = running.communicate(timeout=30)
         assert running.returncode == 1
-        assert "the same command goes on where it stopped" in errors
+        assert "the same command resumes where it stopped" in errors
         assert "Traceback" not in errors
         assert all(self.is_free(seed) for seed in (0, 1))
 

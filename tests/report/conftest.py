@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report_runs import real_run, row
 
+from run_folders import real_run, row
 from ternfed.paper.rows import Row
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from report_browser import Browser, browser, programs
-from report_runs import known_run
 from test_report_page import FIGURES, hostile_run
 
+from run_folders import known_run
 from ternfed.paper.rows import Row
 from ternfed.report.write import write_report
 

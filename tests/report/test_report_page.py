@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import known_run, real_run
 from typer.testing import CliRunner, Result
 
+from run_folders import known_run, real_run
 from ternfed.cli.app import app
 from ternfed.experiment.experiment import Experiment
 from ternfed.paper.rows import Row
@@ -121,9 +122,8 @@ def test_a_group_tells_its_command_its_settings_and_its_machine(html: str) -> No
     assert "<code>ternfed reproduce digits-iid-fedavg</code>" in html
     assert "<code>ternfed run config.toml</code>" in html  # of the one that is no row
     assert "PyTorch " in html
-    settings = re.search(r"<pre>(name = &quot;halted&quot;.*?)</pre>", html, re.DOTALL)
-    assert settings is not None
-    again = Experiment.from_toml(settings.group(1).replace("&quot;", '"'))
+    (settings,) = (text for text in map(unescape, re.findall(r"<pre>(.*?)</pre>", html, re.DOTALL)) if "halted" in text)
+    again = Experiment.from_toml(settings)
     assert (again.algorithm.name, again.federation.rounds) == ("stc", 3)
 
 
@@ -249,13 +249,15 @@ class TestCommand:
         assert "Traceback" not in result.output
         assert not (tmp_path / "r").exists()
 
-    def test_without_matplotlib_the_extra_is_named(
-        self, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+    def test_without_its_packages_the_extra_is_named_and_nothing_is_written(
+        self, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
     ) -> None:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setitem(sys.modules, package, None)
         result = self.call(runs / "halted", "--out", tmp_path / "r")
         assert result.exit_code == 2
-        assert "pip install 'ternfed[report]'" in result.output.replace("\n", "")
+        assert f"a report needs {package}: pip install 'ternfed[report]'" in result.output.replace("\n", "")
+        assert not (tmp_path / "r").exists()
 
 
 @given(st.lists(st.floats(0, 100), max_size=8), st.floats(0.1, 5))

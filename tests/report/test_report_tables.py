@@ -1,4 +1,4 @@
-"""The tables: known numbers in, known cells out; and text that stays text in Markdown and HTML."""
+"""The tables: known numbers in, known cells out; and text that stays text in Markdown and on the page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import known_run, row
 
+from run_folders import known_run, row
+from ternfed.paper.groups import Collected, Elapsed, Group, collect
 from ternfed.paper.rows import Row
-from ternfed.paper.targets import targets
 from ternfed.report import accuracy, costs
-from ternfed.report.collect import Elapsed, Group, collect
+from ternfed.report.page import page
 from ternfed.report.tables import Sheet, into_page
+from ternfed.report.targets import targets
 
 CIFAR = ("data.dataset=cifar10", "training.epochs=1")
 MNIST = ("data.dataset=mnist", "training.epochs=1")
@@ -31,7 +32,7 @@ def add(
     rounds: int = 2,
     **values: Any,
 ) -> None:
-    """One run a seed; every round has these values, the last one the seed's accuracy."""
+    """One run per seed; every round has these values, the last one the seed's accuracy."""
     for seed, value in enumerate(accuracies):
         own = [*settings, *more, f"seed={seed}", f"federation.rounds={rounds}"]
         last = {**values, "accuracy": value, "validation": value}
@@ -62,7 +63,7 @@ class TestSummary:
         assert found["seeds"] == "2"
         assert found["accuracy (%)"] == found["validation (%)"] == "92.00 ± 2.83"
         assert (found["up (MB)"], found["down (MB)"], found["float32 ÷ up"]) == ("4.00", "1.00", "10.0")
-        assert (found["bits a ternary weight up"], found["Strategy I (%)"]) == ("0.250", "100")
+        assert (found["bits per ternary weight up"], found["Strategy I (%)"]) == ("0.250", "100")
 
     def test_the_papers_number_stands_beside_ours_where_a_row_has_it(self, tmp_path: Path) -> None:
         add(tmp_path / "a", MNIST, "name=mine")
@@ -85,11 +86,11 @@ class TestSummary:
         assert "1 of 9 × 1, unfinished" in sheet.rows[0]
         assert "12.50 (round 1 of 9)" in sheet.rows[0]
 
-    def test_floats_have_no_bits_a_ternary_weight_and_cmfl_says_what_it_skipped(self, tmp_path: Path) -> None:
+    def test_floats_have_no_bits_per_ternary_weight_and_cmfl_says_what_it_skipped(self, tmp_path: Path) -> None:
         add(tmp_path, MNIST, "algorithm.name=cmfl", bits_per_weight_up=27.0, skipped=2)
         sheet = accuracy.summary(groups(tmp_path))
         assert sheet is not None
-        assert "bits a ternary weight up" not in sheet.headings
+        assert "bits per ternary weight up" not in sheet.headings
         assert sheet.rows[0][sheet.headings.index("skipped (%)")] == "40.0"
 
     def test_points_of_a_sweep_are_left_to_the_sweeps_table(self, tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ class TestTargets:
             "MNIST, MLP, N_c = 2 | above FedAvg": "+0.00 missed by 0.00",
             f"{where} | uploads at most 1/30 of FedAvg's bytes": "1/30.0 reached",
             f"{where} | downloads at most 1/16 of FedAvg's bytes": "1/15.0 missed: 1/15.0",
-            f"{where} | at most 0.6 bit a ternary weight up": "-0.150 missed by 0.150",
+            f"{where} | at most 0.6 bits per ternary weight up": "-0.150 missed by 0.150",
         }
 
     def test_runs_of_the_same_length_are_compared_and_not_the_better_ones(self, tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ class TestTargets:
 
 
 class TestSweeps:
-    def test_participation_has_a_row_a_share_and_columns_by_partition(self, tmp_path: Path) -> None:
+    def test_participation_has_a_row_per_share_and_columns_by_partition(self, tmp_path: Path) -> None:
         for number, (share, split) in enumerate((s, p) for s in (0.1, 0.5) for p in ("iid", "classes")):
             own = (f"federation.participation={share}", f"data.partition={split}")
             add(tmp_path / str(number), MNIST, *own, accuracies=(number / 10,))
@@ -288,7 +289,7 @@ class TestSweeps:
         assert cells(sheet, "T-FedAvg, IID: accuracy (%)") == {"0.1": "0.00", "0.5": "20.00"}
         assert cells(sheet, "T-FedAvg, N_c = 2: accuracy (%)") == {"0.1": "10.00", "0.5": "30.00"}
 
-    def test_balance_has_a_row_a_beta_and_a_column_an_algorithm(self, tmp_path: Path) -> None:
+    def test_balance_has_a_row_per_beta_and_a_column_per_algorithm(self, tmp_path: Path) -> None:
         for number, (beta, name) in enumerate((b, n) for b in (0.1, 1.0) for n in ("fedavg", "tfedavg")):
             own = (f"data.balance={beta}", f"algorithm.name={name}")
             add(tmp_path / str(number), MNIST, *own, accuracies=(number / 10,))
@@ -298,31 +299,41 @@ class TestSweeps:
 
 
 class _Cells(HTMLParser):
-    def __init__(self) -> None:
+    """The tags of a page, and the cells of its one table."""
+
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: set[str] = set()
+        self.tags: list[str] = []
         self.texts: list[str] = []
+        self._inside = False
+        self.feed(text)
+        self.close()
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.tags.add(tag)
-        if tag in ("td", "th"):
-            self.texts.append("")
+        self.tags.append(tag)
+        self._inside = tag == "td"
+        self.texts += [""] if self._inside else []
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
 
     def handle_data(self, data: str) -> None:
-        if self.texts:
+        if self._inside:
             self.texts[-1] += data
 
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=20)
 
 
+def shown(*words: str) -> _Cells:
+    return _Cells(page(Collected(()), [Sheet("t", "T", ("a", "b"), (words,))], []))
+
+
 @given(st.lists(WORDS, min_size=2, max_size=2))
-def test_html_shows_any_text_as_it_is(words: list[str]) -> None:
-    parser = _Cells()
-    parser.feed(Sheet("t", "T", ("a", "b"), (tuple(words),)).html())
-    parser.close()
-    assert parser.tags == {"div", "table", "thead", "tbody", "tr", "th", "td"}
-    assert [text.strip() for text in parser.texts[2:]] == [word.strip() for word in words]
+def test_the_page_shows_any_text_as_it_is(words: list[str]) -> None:
+    found = shown(*words)
+    assert found.tags == shown("plain", "text").tags
+    assert [text.strip() for text in found.texts] == [word.strip() for word in words]
 
 
 @given(st.lists(st.text(max_size=20), min_size=3, max_size=3))
@@ -338,6 +349,14 @@ def test_usual_names_need_no_backslash_in_markdown(text: str) -> None:
     assert Sheet("t", "T", (text,), ()).markdown().split("\n")[0] == f"| {text} |"
 
 
+def test_notes_are_a_paragraph_of_lines_that_a_page_has_room_for() -> None:
+    for start in ("+ 3", "- 3", "# 3", "12. April", "1) one"):
+        note = f"{'word ' * 23}words {start} {'more ' * 30}"
+        first, second, *_ = Sheet("t", "T", ("a",), (), notes=(note,)).markdown().split("\n\n")[1].split("\n")
+        assert len(first) <= 120
+        assert second.startswith(re.sub(r"([-+#.)])", r"\\\1", start, count=1))
+
+
 class TestPages:
     SHEET = Sheet("iid", "T", ("a", "b"), (("x", "1"),))
     PAGE = "# Page\n<!-- report: iid -->\nold\n| lines |\n<!-- /report -->\nafter\n"
@@ -350,7 +369,7 @@ class TestPages:
 
     def test_a_table_without_runs_is_said_to_be_empty(self) -> None:
         text, empty = into_page(self.PAGE, {"iid": None}, "page.md")
-        assert "*No runs of this table yet.*" in text
+        assert "*There are no runs for this table yet.*" in text
         assert empty == ["iid"]
 
     @pytest.mark.parametrize(

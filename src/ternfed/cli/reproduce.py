@@ -1,4 +1,4 @@
-"""The verb `reproduce`: rows of the paper's tables run, gone on with, and listed."""
+"""The verb `reproduce`: rows of the paper's tables run, resumed, and listed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ternfed.cli import terminal
 from ternfed.cli.terminal import one_sentence
 
 if TYPE_CHECKING:
-    from ternfed.paper.reproduce import Cell, Tally
+    from ternfed.paper.reproduce import Cell, DataSets, Tally
     from ternfed.runs.records import Round
 
 RESULTS = Path("results")
@@ -67,9 +67,9 @@ def reproduce(
             )
         failed: dict[str, str] = {}
         if not listing:
-            cells = library.cells_of(chosen, out, seeds, given)
-            left = list(_left(cells, device, again, data))
-            failed = _run(left, len(cells), jobs, data, device, keep_models, quiet=as_json)
+            cells, sets = library.cells_of(chosen, out, seeds, given), library.DataSets(data)
+            left = list(_left(cells, device, again, sets))
+            failed = _run(left, len(cells), jobs, sets, device, keep_models, quiet=as_json)
         tallies = [library.tally(row, out, seeds, given) for row in chosen]
     if as_json:
         facts = {"rows": [_plain(each) for each in tallies]}
@@ -89,20 +89,20 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _left(cells: Sequence[Cell], device: str | None, again: bool, data: Path | None) -> Iterator[Cell]:
+def _left(cells: Sequence[Cell], device: str | None, again: bool, data: DataSets) -> Iterator[Cell]:
     """The cells that are to be run, looked at before the first of them starts: everything that can be wrong is now."""
-    from ternfed.paper.reproduce import check_device, loaded
+    from ternfed.paper.reproduce import check_device
 
     for cell in cells:
         measured_again = again and cell.row.about.kind == "elapsed"
         if measured_again or cell.standing() != "finished":
             check_device(cell.row, device or cell.row.about.device)
-            loaded(cell.experiment().data.dataset, data)
+            data.get(cell.experiment().data.dataset)
             yield cell
 
 
 def _run(
-    cells: Sequence[Cell], total: int, jobs: int, data: Path | None, device: str | None, keep: bool, quiet: bool
+    cells: Sequence[Cell], total: int, jobs: int, data: DataSets, device: str | None, keep: bool, quiet: bool
 ) -> dict[str, str]:
     """The cells that are left, with their progress on standard error; what stopped those that failed."""
     failed = {}
@@ -116,13 +116,13 @@ def _run(
                     if isinstance(outcome, Exception):
                         failed[cell.name] = str(outcome) or type(outcome).__name__
     except KeyboardInterrupt as error:
-        terminal.fail("interrupted; the same command goes on where it stopped")
+        terminal.fail("interrupted; the same command resumes where it stopped")
         raise typer.Exit(1) from error
     return failed
 
 
 def _outcomes(
-    cells: Sequence[Cell], jobs: int, data: Path | None, device: str | None, keep: bool, board: _Board
+    cells: Sequence[Cell], jobs: int, data: DataSets, device: str | None, keep: bool, board: _Board
 ) -> Generator[tuple[Cell, dict[str, Any] | Exception]]:
     """Runs on the CPU side by side, then those that want a GPU to themselves, then measurements of time."""
     from ternfed.paper.reproduce import measure_cell, run_cell, run_side_by_side
@@ -130,7 +130,7 @@ def _outcomes(
     runs = [cell for cell in cells if cell.row.about.kind == "run"]
     many = [cell for cell in runs if jobs > 1 and (device or cell.row.about.device) == "cpu"]
     if many:
-        yield from run_side_by_side(many, jobs, data, device, board.tell, keep)
+        yield from run_side_by_side(many, jobs, data.folder, device, board.tell, keep)
     alone = [cell for cell in runs if cell not in many] + [cell for cell in cells if cell not in runs]
     for cell in alone:
         board.begin(cell)
@@ -199,7 +199,7 @@ class _Board:
 
 
 def _plain(tally: Tally) -> dict[str, Any]:
-    about, own = tally.row.about, tally.row.experiment()
+    about, own, paper = tally.row.about, tally.row.experiment(), tally.row.paper
     return {
         "name": tally.row.name,
         "title": about.title,
@@ -214,19 +214,19 @@ def _plain(tally: Tally) -> dict[str, Any]:
         "epochs": own.training.epochs,
         "minutes": about.minutes,
         "machine": about.machine,
-        "paper": about.paper,
-        "paper_std": about.paper_std,
+        "paper": None if paper is None else paper.mean,
+        "paper_std": None if paper is None else paper.std,
         "accuracy": tally.mean,
         "accuracy_std": tally.std,
         "accuracies": list(tally.accuracies),
-        "paper_seconds": None if about.paper_seconds is None else list(about.paper_seconds),
+        "paper_seconds": list(tally.row.paper_seconds.values()) or None,
         "seconds": tally.seconds,
     }
 
 
 def _list_table(tallies: Sequence[Tally]) -> Table:
     table = Table("row", "shows", "title")
-    for heading in ("seeds", "rounds × epochs", "minutes a seed", "paper (%)", "ours (%)"):
+    for heading in ("seeds", "rounds × epochs", "minutes per seed", "paper (%)", "ours (%)"):
         table.add_column(heading, justify="right")
     table.columns[0].no_wrap = True
     table.columns[2].min_width = 24
@@ -259,10 +259,10 @@ def _seeds(tally: Tally) -> str:
 
 
 def _paper(tally: Tally) -> str:
-    about = tally.row.about
-    if about.paper_seconds is not None:
-        return _seconds(about.paper_seconds)
-    return _spread(about.paper, about.paper_std)
+    if seconds := tally.row.paper_seconds:
+        return _seconds(seconds.values())
+    paper = tally.row.paper
+    return _spread(None, None) if paper is None else _spread(*paper)
 
 
 def _ours(tally: Tally) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ternfed.data.files import SPLITS, Arrays, as_samples, cached, holds_arrays, read_arrays, read_parquet, save_arrays
 from ternfed.data.hub import decode_splits, from_hub, open_hub
@@ -27,6 +28,7 @@ __all__ = [
     "load",
     "normalise",
     "save_arrays",
+    "without_samples",
 ]
 
 
@@ -52,6 +54,8 @@ _KNOWN = {
 }  # fmt: skip
 
 NAMES = ("digits", *_KNOWN)
+DIGITS = (1, 8, 8)
+"""The shape of a sample."""
 
 
 def load(name: str, folder: Path | None = None) -> DataSet:
@@ -66,6 +70,15 @@ def load(name: str, folder: Path | None = None) -> DataSet:
     if ":" in name:
         return _own(name)
     raise ValueError(f"dataset = {name}: {', '.join(NAMES)} or module:function is allowed")
+
+
+def without_samples(name: str) -> DataSet | None:
+    """A built-in data set with no sample in it, enough to build a network for it; None for a user's own."""
+    shape = DIGITS if name == "digits" else _KNOWN[name].shape if name in _KNOWN else None
+    if shape is None:
+        return None
+    none = Samples(torch.empty(0, *shape), torch.empty(0, dtype=torch.int64))
+    return DataSet(name, none, none, 10, (0.0,), (1.0,))
 
 
 def _known(name: str, known: _Known, folder: Path | None) -> DataSet:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,13 +22,28 @@ from ternfed.data.values import DataSet
 from ternfed.engines.simulate import play_round
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import Table
+from ternfed.paper.numbers import ALGORITHMS
+from ternfed.paper.rows import Row
 from ternfed.round.exchange import receive, send
 from ternfed.round.federation import Federation, open_federation, prepare
 from ternfed.runs.environment import environment
+from ternfed.runs.folder import RunError
 from ternfed.training.choose import train
 
-ALGORITHMS = ("fedavg", "cmfl", "tfedavg")
 FILE = "elapsed.json"
+
+
+@dataclass(frozen=True)
+class Elapsed:
+    """Seconds of local training, as a folder has them."""
+
+    model: str
+    machine: str
+    repetitions: int
+    seconds: Mapping[str, float]
+    """Median, by algorithm."""
+    paper: Mapping[str, float] = field(default_factory=dict)
+    """The paper's, of the row that the folder is named after."""
 
 
 def measure(experiment: Experiment, data: DataSet, device: str, repetitions: int) -> Table:
@@ -73,6 +88,19 @@ def read(folder: Path) -> Table | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"seconds", "settings"} <= set(found) else None
+
+
+def read_elapsed(file: Path, row: Row | None) -> Elapsed:
+    """The measurement in a file, beside the paper's numbers for its row; RunError where the file is damaged."""
+    try:
+        values = json.loads(file.read_bytes())
+        seconds = {str(name): float(value) for name, value in values["seconds"].items()}
+        where = {**values, **(values.get("environment") or {})}
+        machine = where.get("processor", "cpu") if where["device"] == "cpu" else where["device"]
+        model, repetitions = str(values["model"]), int(values["repetitions"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{file}: is damaged ({type(error).__name__}: {error}); measure again") from error
+    return Elapsed(model, str(machine), repetitions, seconds, {} if row is None else row.paper_seconds)
 
 
 def write(folder: Path, measured: Table) -> Path:

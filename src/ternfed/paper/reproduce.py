@@ -1,7 +1,7 @@
 """Rows of the paper's tables, run cell by cell into `RESULTS/NAME/seed-K` (docs/reproduce.md).
 
-A cell is one seed of one row. What is finished is not computed again, what was interrupted goes on, and a folder with
-other settings is refused. A row of kind `elapsed` is one cell of its own, measured into `RESULTS/NAME/elapsed.json`.
+A cell is one seed of one row. What is finished is not computed again, what was interrupted is resumed, and a folder
+with other settings is refused. A row of kind `elapsed` is one cell, measured into `RESULTS/NAME/elapsed.json`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -31,13 +30,14 @@ from ternfed.engines.simulate import record_into
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import Table, shown
 from ternfed.paper import elapsed
+from ternfed.paper.numbers import ALGORITHMS
 from ternfed.paper.rows import Row
 from ternfed.round.federation import open_federation
 from ternfed.runs.folder import RunError, read_run, summarise
 from ternfed.runs.records import Round, read_rounds
 
 OnRound = Callable[[Round], None]
-"""Hears of every round of a cell in order; of one that goes on, the earlier rounds first."""
+"""Hears of every round of a cell in order; of one that is resumed, the earlier rounds first."""
 
 MODELS = ("state.safetensors", "last.safetensors", "best.safetensors")
 """Taken out of a finished cell, so that results are small enough to be committed."""
@@ -46,6 +46,20 @@ POLL_SECONDS = 0.5
 
 CPU_STEP = {"cnn": 0.6, "resnet18": 1.5}
 """Seconds of a local step at batch 64 on one core of an AMD EPYC (`ternfed bench step`; the CNN timed the same way)."""
+
+
+class DataSets:
+    """The data sets of some cells, each read when it is first asked for and kept as long as this value lives."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` holds them; else TERNFED_DATA or the hub."""
+        self.folder = folder
+        self._read: dict[str, DataSet] = {}
+
+    def get(self, name: str) -> DataSet:
+        if name not in self._read:
+            self._read[name] = load(name, self.folder)
+        return self._read[name]
 
 
 @dataclass(frozen=True)
@@ -131,17 +145,17 @@ def run_cell(
     row: Row,
     seed: int,
     results: Path,
-    data: Path | None = None,
+    data: DataSets | None = None,
     device: str | None = None,
     on_round: OnRound | None = None,
     *,
     settings: Sequence[str] = (),
     keep: bool = False,
 ) -> Table:
-    """One seed of a row into `results/NAME/seed-SEED`, and its summary: begun, gone on with, or only read.
+    """One seed of a row into `results/NAME/seed-SEED`, and its summary: started, resumed, or only read.
 
-    `data` is the folder of the data sets, `device` the row's own where none is given, `settings` (`key=value`) go
-    before the row's file, and `keep` leaves the finished model in the folder.
+    `data` are the data sets, shared by all cells that get the same value; `device` is the row's own where none is
+    given, `settings` (`key=value`) override the row's file, and `keep` leaves the finished model in the folder.
     """
     cell = Cell(row, seed, results, tuple(settings))
     standing = cell.standing()
@@ -153,12 +167,12 @@ def run_cell(
     check_device(row, device)
     # So that the same row gives the same bytes with any number of cores and of jobs.
     with elapsed.one_thread() if row.about.device == "cpu" else nullcontext():
-        return _run(cell, standing == "begun", data, device, on_round or (lambda outcome: None), keep)
+        return _run(cell, standing == "begun", data or DataSets(), device, on_round or (lambda outcome: None), keep)
 
 
-def _run(cell: Cell, begun: bool, data: Path | None, device: str, on_round: OnRound, keep: bool) -> Table:
+def _run(cell: Cell, begun: bool, data: DataSets, device: str, on_round: OnRound, keep: bool) -> Table:
     experiment = cell.experiment()
-    federation = open_federation(experiment, loaded(experiment.data.dataset, data), device)
+    federation = open_federation(experiment, data.get(experiment.data.dataset), device)
     target, past, coming = record_into(cell.folder, federation, device, resume=begun)
     rounds: list[Round] = []
     with target:
@@ -176,7 +190,7 @@ def _run(cell: Cell, begun: bool, data: Path | None, device: str, on_round: OnRo
 def measure_cell(
     row: Row,
     results: Path,
-    data: Path | None = None,
+    data: DataSets | None = None,
     device: str | None = None,
     *,
     settings: Sequence[str] = (),
@@ -190,15 +204,10 @@ def measure_cell(
         return known
     check_device(row, device)
     experiment = cell.experiment()
-    measured = elapsed.measure(experiment, loaded(experiment.data.dataset, data), device, row.about.repetitions)
+    samples = (data or DataSets()).get(experiment.data.dataset)
+    measured = elapsed.measure(experiment, samples, device, row.about.repetitions)
     elapsed.write(cell.folder, measured)
     return measured
-
-
-@lru_cache(maxsize=2)
-def loaded(name: str, folder: Path | None) -> DataSet:
-    """A data set, read once for all cells."""
-    return load(name, folder)
 
 
 def check_device(row: Row, device: str) -> None:
@@ -207,7 +216,7 @@ def check_device(row: Row, device: str) -> None:
         raise ValueError(f"device = {device}: cpu or cuda is allowed")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"{row.name}: runs on a GPU ({row.about.minutes:g} min a seed on {row.about.machine}), and PyTorch "
+            f"{row.name}: runs on a GPU ({row.about.minutes:g} min per seed on {row.about.machine}), and PyTorch "
             f"sees none here; --device cpu runs it without one, in {_on_a_cpu(row)}"
         )
 
@@ -222,16 +231,17 @@ def run_side_by_side(
 ) -> Iterator[tuple[Cell, Table | Exception]]:
     """`run_cell` in so many processes of one thread each; each cell as it ends, with its summary or what stopped it.
 
-    Whoever stops listening ends the processes at once: a run may be killed at any moment, and goes on later.
+    Each process reads the data sets of the folder `data` for itself. Whoever stops listening ends the processes at
+    once: a run may be killed at any moment, and is resumed later.
     """
     tell = on_round or (lambda cell, outcome: None)
     before = set(multiprocessing.active_children())
     seen = {cell.name: 0 for cell in cells}
-    with ProcessPoolExecutor(jobs, mp_context=_start_method(), initializer=_be_a_job) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=_start_method(), initializer=_be_a_job, initargs=(data,)) as pool:
         waiting: dict[Future[Table], Cell] = {}
         try:
             for cell in cells:
-                waiting[pool.submit(_run_whole_cell, cell, data, device, keep)] = cell
+                waiting[pool.submit(_run_whole_cell, cell, device, keep)] = cell
             while waiting:
                 done, _ = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
                 for cell in waiting.values():
@@ -287,8 +297,8 @@ def _on_a_cpu(row: Row) -> str:
     if row.about.kind == "run":
         steps *= own.federation.rounds
     else:
-        steps *= (row.about.repetitions + 2) * len(elapsed.ALGORITHMS) / own.federation.clients
-    return f"about {in_words(steps * CPU_STEP[own.model.name])} a seed on one core"
+        steps *= (row.about.repetitions + 2) * len(ALGORITHMS) / own.federation.clients
+    return f"about {in_words(steps * CPU_STEP[own.model.name])} per seed on one core"
 
 
 def _check_same(folder: Path, own: Table, wanted: Experiment, instead: str = "move it away") -> None:
@@ -312,8 +322,14 @@ def _start_method() -> BaseContext:
     return context
 
 
-def _be_a_job() -> None:
+_job_data: DataSets | None = None
+"""Of a process that is a job: it ends with its pool, and the data sets with it."""
+
+
+def _be_a_job(data: Path | None) -> None:
     """One thread, because the cores belong to the other jobs; the terminal's Ctrl-C is the first process's to hear."""
+    global _job_data
+    _job_data = DataSets(data)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     if (first := multiprocessing.parent_process()) is not None:
@@ -326,14 +342,14 @@ def _end_with(first: BaseProcess) -> None:
     os._exit(1)
 
 
-def _run_whole_cell(cell: Cell, data: Path | None, device: str | None, keep: bool) -> Table:
-    return run_cell(cell.row, cell.seed, cell.results, data, device, settings=cell.settings, keep=keep)
+def _run_whole_cell(cell: Cell, device: str | None, keep: bool) -> Table:
+    return run_cell(cell.row, cell.seed, cell.results, _job_data, device, settings=cell.settings, keep=keep)
 
 
 def _outcome(future: Future[Table]) -> Table | Exception:
     try:
         return future.result()
     except BrokenProcessPool:
-        return RuntimeError("a process ended before its run did; the same command goes on with it")
+        return RuntimeError("a process ended before its run did; the same command resumes it")
     except Exception as error:
         return error

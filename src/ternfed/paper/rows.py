@@ -7,7 +7,7 @@ how many seeds are run and how long one takes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ternfed.experiment.experiment import Experiment, ExperimentError, read_table
-from ternfed.experiment.settings import Table, either, read
+from ternfed.experiment.settings import Table, either, read, shown
+from ternfed.paper.numbers import ALGORITHMS, Accuracy, accuracy_of, seconds_of
 
 PLACES = (Path(__file__).parents[3] / "experiments", Path(__file__).parents[1] / "experiments")
 """In a checkout, and in an installed package."""
@@ -28,17 +29,23 @@ SHOWN = {
     "elapsed": "Table V: elapsed time of 5 local epochs",
     "convergence": "Figure: convergence over rounds and bits uploaded",
     "distributions": "Figure: data distributions",
-    "convergence-nc5": "Figure: convergence with five classes a client",
+    "convergence-nc5": "Figure: convergence with five classes per client",
     "participation": "Figure: participation ratio",
-    "balance": "Figure: unbalancedness of the clients' sizes",
+    "balance": "Figure: clients of unequal size",
     "search": "The search for the recipe, judged on validation data",
-    "ablation": "One choice of the recipe off at a time, judged on validation data",
+    "ablation": "The recipe with one choice changed at a time, judged on validation data",
     "tuning": "The learning rate of FedAvg, judged on validation data",
 }
 """What the rows belong to: the paper's tables and figures in its order, and what our own recipe was chosen by."""
 
 CHOOSING = frozenset({"search", "ablation", "tuning"})
 """Of these, the ones that settings are chosen by: judged on validation data, never on test data."""
+
+ACCURACIES = frozenset({"centralized", "iid", "non-iid"})
+"""Of these, the ones that the paper prints accuracies for."""
+
+RENAMED = {"paper_deviation": "paper_std"}
+"""Keys of earlier versions that users' own rows may still have."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +63,13 @@ class Reproduce:
     device: Literal["cpu", "cuda"] = "cpu"
     kind: Literal["run", "elapsed"] = "run"
     """`elapsed`: seconds of local training are measured instead of a whole run."""
-    paper: float | None = None
-    """The paper's accuracy in percent."""
-    paper_std: float | None = None
     repetitions: int = 20
     """With `elapsed` alone: so many measurements of each algorithm."""
+    paper: float | None = None
+    """For a row of one's own: an accuracy in percent to compare with. The paper's own are in numbers.py."""
+    paper_std: float | None = None
     paper_seconds: tuple[float, ...] | None = None
-    """With `elapsed` alone: the paper's seconds of FedAvg, CMFL and T-FedAvg."""
+    """The same for `elapsed`: seconds of FedAvg, CMFL and T-FedAvg."""
 
     def __post_init__(self) -> None:
         for name in self.shows:
@@ -90,8 +97,24 @@ class Row:
         """Settings are chosen by it."""
         return not CHOOSING.isdisjoint(self.about.shows)
 
+    @property
+    def paper(self) -> Accuracy | None:
+        """The accuracy to compare with: that of its file, or the paper's where it is a row of one of its tables."""
+        if self.about.paper is not None:
+            return Accuracy(self.about.paper, self.about.paper_std)
+        if ACCURACIES.isdisjoint(self.about.shows):
+            return None
+        return accuracy_of(self.experiment().to_table())
+
+    @property
+    def paper_seconds(self) -> Mapping[str, float]:
+        """The seconds to compare with, by algorithm; {} where there are none, and for a row that is no `elapsed`."""
+        if self.about.paper_seconds is not None:
+            return dict(zip(ALGORITHMS, self.about.paper_seconds, strict=False))
+        return seconds_of(self.experiment().to_table()) if self.about.kind == "elapsed" else {}
+
     def experiment(self, seed: int = 0, settings: Sequence[str] = ()) -> Experiment:
-        """Its experiment with one of its seeds; `settings` (`key=value`) go before what the file says."""
+        """Its experiment with one of its seeds; `settings` (`key=value`) override what the file says."""
         given = Experiment.from_table({**self.settings, "name": self.name})
         return given.with_settings([f"seed={seed}", *settings])
 
@@ -110,6 +133,9 @@ def read_row(path: Path) -> Row:
     if not isinstance(about := table.pop("reproduce", None), dict):
         raise ExperimentError(f"{path}: has no table [reproduce], and a row needs one")
     try:
+        for old, new in RENAMED.items():
+            if old in about:
+                raise ExperimentError(f"reproduce.{old} = {shown(about[old])}: is called reproduce.{new} now")
         return Row(path.stem, read(Reproduce, about, "reproduce"), table)
     except ExperimentError as error:
         raise ExperimentError(f"{path}: {error}") from error

@@ -1,6 +1,6 @@
 """Tables, pictures and one page, made from run folders (docs/report.md).
 
-    collect ─▶ groups (the same settings, several seeds) ─▶ sheets and pictures ─▶ page
+    groups of runs (paper/groups.py) ─▶ sheets and pictures ─▶ page (templates/)
 
 Nothing here trains or needs a data set.
 """

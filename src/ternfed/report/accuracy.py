@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from ternfed.paper.belonging import apart, belonging
+from ternfed.paper.groups import Group, place
 from ternfed.paper.rows import SHOWN
-from ternfed.report.collect import Group
 from ternfed.report.labels import (
-    ALGORITHMS,
     Comparison,
-    algorithm_label,
-    apart,
-    belonging,
     comparison_of,
     data_label,
     distinguish,
+    method_label,
     model_label,
     rounds_label,
     split_label,
 )
 from ternfed.report.tables import NONE, Sheet
 
-LAST = "Accuracy in percent on test data after the last round; ± is the standard deviation over the seeds."
+LAST = "Test accuracy in percent after the last round; ± is the standard deviation over seeds."
 
 
 def anchor(number: int) -> str:
@@ -30,22 +28,22 @@ def anchor(number: int) -> str:
 
 
 def summary(groups: Sequence[Group]) -> Sheet | None:
-    """One row a group, but for the points of sweeps, of the search and of the ablation."""
+    """One row per group, without the points of sweeps, of the search and of the ablation."""
     chosen = [(number, group) for number, group in enumerate(groups) if id(group) not in apart(groups)]
     if not chosen:
         return None
     headings = (
         "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", "accuracy (%)", "paper (%)",
-        "validation (%)", "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down", "bits a ternary weight up",
+        "validation (%)", "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down", "bits per ternary weight up",
         "Strategy I (%)", "skipped (%)",
     )  # fmt: skip
     rows = tuple(_summary_row(group) for _, group in chosen)
     left = len(groups) - len(chosen)
     notes = (
-        f"{LAST} Validation: on data held out on the server. Up and down: every byte of every message that was really "
-        "encoded, over the whole run, in millions; beside them, how many times larger the same messages are as raw "
-        "float32. Strategy I: the share of rounds with a quantized broadcast. Skipped: the share of uploads that "
-        "clients kept to themselves."
+        f"{LAST} Validation: accuracy on data held out on the server. Up and down: every byte of every message as "
+        "really encoded, over the whole run; float32 ÷ up and float32 ÷ down: how many times larger the same messages "
+        "are as raw float32. Strategy I: share of rounds with a quantized broadcast. Skipped: share of uploads that "
+        "clients withheld."
         + (f" {left} points of sweeps, of the search and of the ablation have tables of their own." if left else ""),
     )
     links = tuple(anchor(number) for number, _ in chosen)
@@ -53,13 +51,13 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
 
 
 def _summary_row(group: Group) -> tuple[str, ...]:
-    cell = comparison_of(group)
+    comparison = comparison_of(group)
     one = group.strategy_one()
     return (
-        f"{cell.data}, {cell.split}",
-        cell.model,
-        cell.clients,
-        algorithm_label(group),
+        f"{comparison.data}, {comparison.split}",
+        comparison.model,
+        comparison.clients,
+        method_label(group),
         rounds_label(group),
         seeds_text(group),
         accuracy_text(group),
@@ -107,25 +105,24 @@ def centralized(groups: Sequence[Group]) -> Sheet | None:
 
 
 def ablation(groups: Sequence[Group]) -> Sheet | None:
-    """One choice off at a time, judged on validation data."""
+    """The recipe with one choice changed at a time, judged on validation data."""
     found = belonging(groups, "ablation")
     if not found:
         return None
     found = sorted(found, key=lambda group: not _title(group).startswith("The recipe"))
     full = found[0].validation() if _title(found[0]).startswith("The recipe") else None
     headings = (
-        "what is off", "data", "rounds × epochs", "seeds", "validation (%)", "difference", "bits a ternary weight up",
+        "change", "data", "rounds × epochs", "seeds", "validation (%)", "difference", "bits per ternary weight up",
         "Strategy I (%)",
     )  # fmt: skip
     rows = []
     for number, group in enumerate(found):
         value, one = group.validation(), group.strategy_one()
         apart = NONE if full is None or value is None or number == 0 else f"{value.mean - full.mean:+.2f}"
-        cell = comparison_of(group)
         rows.append(
             (
                 _title(group),
-                cell.text(),
+                comparison_of(group).text(),
                 rounds_label(group),
                 seeds_text(group),
                 _validation_text(group),
@@ -136,24 +133,24 @@ def ablation(groups: Sequence[Group]) -> Sheet | None:
         )
     notes = (
         "Accuracy on validation data, split from the training set and held out on the server, after the last round. "
-        "Difference: to the full recipe, in points.",
+        "Difference: from the full recipe, in points.",
     )
     return Sheet("ablation", SHOWN["ablation"], headings, tuple(rows), texts=3, notes=notes).without_empty()
 
 
 def search(groups: Sequence[Group]) -> Sheet | None:
-    """What was tried for the recipe: the runs of one comparison together, the best first."""
+    """What was tried for the recipe: the runs of one comparison together, best first."""
 
-    def place(group: Group) -> tuple[Comparison, int, float]:
+    def rank(group: Group) -> tuple[Comparison, int, float]:
         value = group.validation(3)
         return comparison_of(group), group.length, 0.0 if value is None else -value.mean
 
-    found = sorted(belonging(groups, "search"), key=place)
+    found = sorted(belonging(groups, "search"), key=rank)
     if not found:
         return None
     headings = (
-        "data", "rounds × epochs", "tried", "seeds", "validation, last three rounds (%)", "after the last (%)",
-        "up (MB)", "down (MB)", "bits a ternary weight up",
+        "data", "rounds × epochs", "tried", "seeds", "validation, last three rounds (%)", "last round (%)",
+        "up (MB)", "down (MB)", "bits per ternary weight up",
     )  # fmt: skip
     rows = tuple(
         (
@@ -170,7 +167,7 @@ def search(groups: Sequence[Group]) -> Sheet | None:
     )
     notes = (
         "Accuracy on validation data, split from the training set and held out on the server. The mean of the last "
-        "three rounds is less a matter of luck than the last alone.",
+        "three rounds depends less on chance than the last round alone.",
     )
     return Sheet("search", SHOWN["search"], headings, rows, texts=3, notes=notes).without_empty()
 
@@ -180,7 +177,7 @@ def participation(groups: Sequence[Group]) -> Sheet | None:
     found = belonging(groups, "participation")
     if not found:
         return None
-    columns = _series(found, lambda group: f"{algorithm_label(group)}, {split_label(group)}")
+    columns = _series(found, lambda group: f"{method_label(group)}, {split_label(group)}")
     headings = ["λ"]
     for column in columns:
         headings += [f"{column}: accuracy (%)", "up (MB)"]
@@ -200,7 +197,7 @@ def balance(groups: Sequence[Group]) -> Sheet | None:
     found = belonging(groups, "balance")
     if not found:
         return None
-    columns = _series(found, algorithm_label)
+    columns = _series(found, method_label)
     rows = []
     for value in sorted({beta(group) for group in found}):
         own = [_one([group for group in series if beta(group) == value]) for series in columns.values()]
@@ -218,10 +215,10 @@ def accuracy_text(group: Group) -> str:
 
 
 def paper_text(group: Group) -> str:
-    if group.row is None or group.row.about.paper is None:
+    paper = None if group.row is None else group.row.paper
+    if paper is None:
         return NONE
-    std = group.row.about.paper_std
-    return f"{group.row.about.paper:.2f}" + ("" if std is None else f" ± {std:.2f}")
+    return f"{paper.mean:.2f}" + ("" if paper.std is None else f" ± {paper.std:.2f}")
 
 
 def seeds_text(group: Group) -> str:
@@ -236,10 +233,11 @@ def _pivot(name: str, found: Sequence[Group], column_of: Callable[[Group], str])
     columns: dict[str, dict[str, Group]] = {}
     for column in dict.fromkeys(map(column_of, found)):
         inside = [group for group in found if column_of(group) == column]
-        columns[column] = {label: inside[place] for place, label in distinguish(inside).items()}
+        columns[column] = {label: inside[number] for number, label in distinguish(inside).items()}
     rows: list[tuple[str, ...]] = []
     quiet = []
-    for label in sorted({label: None for own in columns.values() for label in own}, key=_label_order):
+    algorithms = {label: group.algorithm for own in columns.values() for label, group in own.items()}
+    for label in sorted(algorithms, key=lambda label: (place("algorithm", algorithms[label]), label)):
         groups = [own.get(label) for own in columns.values()]
         mixed = [len(_lengths(own.values())) > 1 for own in columns.values()]
         rows.append((label, *(_pivot_cell(group, many) for group, many in zip(groups, mixed, strict=True))))
@@ -264,11 +262,6 @@ def _pivot_cell(group: Group | None, mixed: bool) -> str:
 
 def _lengths(groups: Iterable[Group]) -> list[str]:
     return list(dict.fromkeys(rounds_label(group) for group in groups if not group.central))
-
-
-def _label_order(label: str) -> tuple[int, str]:
-    places = [place for place, name in enumerate(ALGORITHMS.values()) if label.startswith(name)]
-    return (places[0] if places else len(ALGORITHMS), label)
 
 
 def _range(numbers: Sequence[int]) -> str:

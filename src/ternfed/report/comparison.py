@@ -1,53 +1,44 @@
-"""Pictures of runs, made from their records."""
+"""A picture of a few runs side by side, made from their records alone: the demonstration's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
-from ternfed.runs.folder import Round
+from ternfed.paper.groups import ORDER, accuracy_percent
+from ternfed.report.labels import algorithm_label
+from ternfed.report.style import by_round, colour_of, drawing, label_ends, panels, plain_log
+from ternfed.runs.records import Round
 
-COLOURS = ("#3b6ea5", "#c8553d", "#588157", "#8d6a9f", "#b08900")
+HEIGHT = 3.8
 
 
 def comparison_picture(runs: Mapping[str, Sequence[Round]], path: str | Path, title: str = "") -> Path:
-    """Accuracy over rounds and over bytes sent, one line a run, as a PNG or whatever the path ends in."""
-    plt = _pyplot()
-    figure, (over_rounds, over_bytes) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    for (name, rounds), colour in zip(runs.items(), COLOURS, strict=False):
-        accuracy = [100 * record.accuracy for record in rounds]
-        over_rounds.plot([record.round for record in rounds], accuracy, color=colour, label=name)
-        over_bytes.plot(_sent(rounds), accuracy, color=colour, label=name)
-    over_rounds.set(xlabel="round", ylabel="test accuracy (%)")
-    over_bytes.set(xlabel="megabytes sent, both directions", xscale="log")
-    for axes in (over_rounds, over_bytes):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    over_rounds.legend(frameon=False)
-    if title:
-        figure.suptitle(title)
+    """Accuracy over rounds and over bytes sent, one line per run, as a PNG or whatever the path ends in."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with drawing():
+        figure, axes = panels(HEIGHT, 1, 2, sharey=True)
+        over_rounds, over_bytes = axes[0]
+        ends = []
+        for name, rounds in runs.items():
+            accuracy = [accuracy_percent(record) for record in rounds]
+            sent = list(accumulate((record.bytes_up + record.bytes_down) / 1e6 for record in rounds))
+            colour = colour_of(_algorithm(name))
+            over_rounds.plot([record.round for record in rounds], accuracy, color=colour)
+            over_bytes.plot(sent, accuracy, color=colour)
+            ends.append((accuracy[-1], name, colour))
+        over_rounds.set(ylabel="test accuracy (%)", title=title)
+        by_round(over_rounds, max(map(len, runs.values())))
+        over_bytes.set(xlabel="megabytes sent, both directions", xscale="log")
+        over_bytes.tick_params(labelleft=True)
+        plain_log(over_bytes.xaxis)
+        label_ends(over_rounds, ends, HEIGHT - 0.9)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
     return path
 
 
-def _sent(rounds: Sequence[Round]) -> list[float]:
-    total, sums = 0.0, []
-    for record in rounds:
-        total += (record.bytes_up + record.bytes_down) / 1e6
-        sums.append(total)
-    return sums
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'ternfed[report]'") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+def _algorithm(label: str) -> str:
+    """The algorithm that a run is named after, so that it has its colour here too."""
+    return next((name for name in ORDER["algorithm"] if algorithm_label(name) == label), label)

@@ -8,19 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ternfed.paper.belonging import belonging, compared
+from ternfed.paper.groups import Group, accuracy_percent
+from ternfed.paper.numbers import MEGABIT
 from ternfed.report.accuracy import beta, share_of
-from ternfed.report.collect import Group
-from ternfed.report.costs import MB
-from ternfed.report.labels import (
-    algorithm_label,
-    belonging,
-    by_comparison,
-    compared,
-    data_label,
-    distinguish,
-    model_label,
-    split_label,
-)
+from ternfed.report.labels import by_comparison, data_label, distinguish, method_label, model_label, split_label
 from ternfed.report.style import (
     Picture,
     by_round,
@@ -35,7 +27,7 @@ from ternfed.report.style import (
 from ternfed.runs.records import Round
 
 Numbers = NDArray[np.float64]
-BITS = "uploaded so far (Mb of 2²⁰ bits)"
+BITS = "uploaded so far (Mb = 2²⁰ bits)"
 HEIGHT = 3.5
 """Inches of a panel."""
 
@@ -56,25 +48,25 @@ def curve(group: Group, value: Callable[[Round], float | None]) -> Curve:
 
 
 def accuracy_curve(group: Group) -> Curve:
-    return curve(group, lambda record: 100 * record.accuracy)
+    return curve(group, accuracy_percent)
 
 
 def uploaded(group: Group) -> Numbers:
     """Mb uploaded up to each round, the mean over the seeds."""
-    sums: Numbers = np.cumsum(curve(group, lambda record: 8 * record.bytes_up / MB).mean)
+    sums: Numbers = np.cumsum(curve(group, lambda record: 8 * record.bytes_up / MEGABIT).mean)
     return sums
 
 
 def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
     """One picture for each data, model and partition: all algorithms over rounds, and over bits uploaded."""
     chosen = [group for group in compared(groups) if group.length > 1]
-    cells = by_comparison(chosen)
-    alone = [group for group in chosen if group.central and not any(group in inside for inside in cells.values())]
-    for cell, inside in cells.items():
-        several = sum(other[:3] == cell[:3] for other in cells) > 1
-        title = cell.text() + (f", {cell.clients}" if several else "")
-        five = any(group.shows("convergence-nc5") for group in inside) or cell.split == "N_c = 5"
-        section = "Convergence with five classes a client" if five else "Convergence"
+    comparisons = by_comparison(chosen)
+    alone = [group for group in chosen if group.central and not any(group in inside for inside in comparisons.values())]
+    for comparison, inside in comparisons.items():
+        several = sum(other[:3] == comparison[:3] for other in comparisons) > 1
+        title = comparison.text() + (f", {comparison.clients}" if several else "")
+        five = any(group.shows("convergence-nc5") for group in inside) or comparison.split == "N_c = 5"
+        section = "Convergence with five classes per client" if five else "Convergence"
         labels = distinguish(inside)
         yield _pair(inside, [labels[place] for place in range(len(inside))], f"convergence {title}", section, title)
     if alone:
@@ -98,10 +90,10 @@ def _pair(groups: Sequence[Group], labels: Sequence[str], name: str, section: st
     _draw_pair(axes[0], groups, labels, looks)
     axes[0, 0].set_title(title)
     seeds = sorted({len(group.shown) for group in groups})
-    band = " The band is one standard deviation over the seeds." if seeds[-1] > 1 else ""
+    band = " The band is one standard deviation over seeds." if seeds[-1] > 1 else ""
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     unfinished = "" if all(group.finished for group in groups) else " Some of these runs are unfinished."
-    caption = f"Test accuracy over rounds, and over bits uploaded by all clients; {count} seed{'s' * (count != '1')}."
+    caption = f"Test accuracy over rounds and over bits uploaded by all clients; {count} seed{'s' * (count != '1')}."
     return finish(figure, name, section, title, caption + band + unfinished)
 
 
@@ -143,11 +135,11 @@ def _limits(means: Sequence[Numbers]) -> tuple[float, float]:
 
 
 def participation(groups: Sequence[Group]) -> Iterator[Picture]:
-    """λ's influence: over rounds and over bits uploaded, one row of panels a partition."""
+    """λ's influence: over rounds and over bits uploaded, one row of panels per partition."""
     families: dict[tuple[str, str, str], list[Group]] = {}
     for group in belonging(groups, "participation"):
         if group.length > 1:
-            families.setdefault((data_label(group), model_label(group), algorithm_label(group)), []).append(group)
+            families.setdefault((data_label(group), model_label(group), method_label(group)), []).append(group)
     for (data, model, algorithm), family in families.items():
         splits = list(dict.fromkeys(map(split_label, family)))
         figure, axes = panels(HEIGHT * len(splits) + 0.2, len(splits), 2, sharex="col", sharey="row")
@@ -161,13 +153,16 @@ def participation(groups: Sequence[Group]) -> Iterator[Picture]:
             for panel in row:
                 panel.set_xlabel("")
         title = f"{algorithm}: {data}, {model}"
-        caption = "Test accuracy by the share λ of clients that take part in a round; band: std over the seeds."
+        caption = (
+            "Test accuracy by the share λ of clients that take part in each round. "
+            "The band is one standard deviation over seeds."
+        )
         name = f"participation {data} {model} {algorithm}"
         yield finish(figure, name, "Participation ratio", title, caption)
 
 
 def balance(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Accuracy after the last round by β, one line an algorithm."""
+    """Accuracy after the last round by β, one line per algorithm."""
     families: dict[tuple[str, str], list[Group]] = {}
     for group in belonging(groups, "balance"):
         if group.length:
@@ -176,8 +171,8 @@ def balance(groups: Sequence[Group]) -> Iterator[Picture]:
         figure, axes = panels(HEIGHT + 0.4)
         panel = axes[0, 0]
         ends = []
-        for label in dict.fromkeys(map(algorithm_label, family)):
-            inside = sorted((group for group in family if algorithm_label(group) == label), key=beta)
+        for label in dict.fromkeys(map(method_label, family)):
+            inside = sorted((group for group in family if method_label(group) == label), key=beta)
             spreads = [value for group in inside if (value := group.accuracy()) is not None]
             means = [value.mean for value in spreads]
             errors = [value.std or 0.0 for value in spreads]
@@ -190,6 +185,6 @@ def balance(groups: Sequence[Group]) -> Iterator[Picture]:
         panel.set(xlabel="β = median / max of the clients' sizes", ylabel="test accuracy (%)")
         panel.set_title(f"{data}, {model}")
         label_ends(panel, ends, HEIGHT - 0.6)
-        caption = "Accuracy after the last round; the bars are the standard deviation over the seeds."
+        caption = "Test accuracy after the last round. The bars are one standard deviation over seeds."
         title = f"{data}, {model}"
         yield finish(figure, f"balance {data} {model}", "Unbalanced clients", title, caption)

@@ -1,4 +1,4 @@
-"""Pictures of what goes on inside a run: who holds what, bits by layer, trits that change, strategies, seconds."""
+"""Pictures of what happens inside a run: who holds what, bits by layer, trits that change, strategies, seconds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ternfed.paper.belonging import belonging, compared
+from ternfed.paper.groups import Group
 from ternfed.report.accuracy import beta
-from ternfed.report.collect import Group
 from ternfed.report.curves import Numbers, curve
-from ternfed.report.labels import belonging, by_comparison, compared, data_label, distinguish, model_label, split_label
+from ternfed.report.labels import by_comparison, data_label, distinguish, model_label, split_label
 from ternfed.report.style import INK, Picture, by_round, colour_of, finish, label_ends, panels, plain_log, shade, short
 from ternfed.runs.records import Round
 
@@ -53,7 +54,7 @@ def distributions(groups: Sequence[Group]) -> Iterator[Picture]:
         axes[0, 0].set_xlim(0, max(map(len, by_beta.values())))
         plain_log(axes[0, 0].yaxis)
         label_ends(axes[0, 0], ends, 2.5)
-        caption = "Samples of each client, the largest first (seed 0)."
+        caption = "Samples per client, largest first (seed 0)."
         yield finish(figure, f"sizes {data}", "Data distributions", f"{data}: sizes of unbalanced clients", caption)
 
 
@@ -87,7 +88,7 @@ def _distribution(data: str, panes: dict[tuple[str, int], NDArray[np.int64]]) ->
 
 
 def layers(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Bits a weight of each ternary layer over the run: a picture a group, or a network where that has few layers."""
+    """Bits per weight of each ternary layer over the run: one picture per group, or per network with few layers."""
     caption = (
         "Entropy of a layer's trits in the uploads, given those of the broadcast that both sides know: "
         "what the layer costs on the wire. Mean over clients and seeds."
@@ -117,7 +118,7 @@ def _few_layers(lines: Mapping[str, Numbers]) -> Any:
         colour = shade(place + 1, len(lines) + 2)
         panel.plot(np.arange(1, len(bits) + 1), bits, color=colour)
         ends.append((float(bits[-1]), name, colour))
-    panel.set(ylabel="bits a weight, upload")
+    panel.set(ylabel="bits per weight, upload")
     by_round(panel, max(map(len, lines.values())))
     panel.set_ylim(0, None)
     label_ends(panel, ends, 2.5)
@@ -137,7 +138,7 @@ def _many_layers(names: Sequence[str], table: Numbers) -> Any:
     axes[0, 0].set(xlabel="round")
     axes[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].grid(visible=False)
-    bar = figure.colorbar(drawn, ax=axes[0, 0], label="bits a weight, upload", pad=0.01, aspect=30)
+    bar = figure.colorbar(drawn, ax=axes[0, 0], label="bits per weight, upload", pad=0.01, aspect=30)
     bar.outline.set_visible(False)
     means = np.nanmean(table, axis=1)
     axes[0, 1].barh(range(len(names)), means, color=colour_of("tfedavg"), height=0.7)
@@ -179,14 +180,14 @@ def changed(groups: Sequence[Group]) -> Iterator[Picture]:
         plain_log(panel.yaxis)
         label_ends(panel, ends, 2.1)
     caption = (
-        "The share of the broadcast's trits that differ from those of the broadcast before, on a logarithmic scale "
-        "that ends in none at all. Mean over the seeds."
+        "Share of the broadcast's trits that differ from the previous broadcast's, on a logarithmic scale that ends "
+        "at zero. Mean over seeds."
     )
     yield finish(figure, "changed trits", "Share of changed trits", "Changed trits by round", caption)
 
 
 def strategies(groups: Sequence[Group]) -> Iterator[Picture]:
-    """One strip a group: which strategy each round had."""
+    """One strip per group: which strategy each round had."""
     from matplotlib.colors import LinearSegmentedColormap
 
     found = [(title, group) for title, group in _ternary(groups) if group.strategy_one() is not None]
@@ -211,20 +212,20 @@ def strategies(groups: Sequence[Group]) -> Iterator[Picture]:
         one = group.strategy_one() or 0.0
         panel.text(longest + 0.5, place, f"  {100 * one:.3g}%", va="center", fontsize=9)
     caption = (
-        "Dark: Strategy I, the quantized model is broadcast. Pale: Strategy II, the full-precision one. Between them: "
-        "some seeds. At the right, the share of rounds with Strategy I."
+        "Dark: Strategy I, the quantized model is broadcast. Pale: Strategy II, the full-precision model is. In "
+        "between: seeds differ. At the right, the share of rounds with Strategy I."
     )
     yield finish(figure, "strategies", "Strategy by round", "Strategy by round", caption)
 
 
 def seconds(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Where the time of a round goes: one bar a group."""
+    """Where the time of a round goes: one bar per group."""
     from matplotlib.patches import Patch
 
     found = []
-    for cell, inside in by_comparison([group for group in compared(groups) if _phases(group)]).items():
+    for comparison, inside in by_comparison([group for group in compared(groups) if _phases(group)]).items():
         labels = distinguish(inside)
-        found += [(f"{cell.text()}: {labels[place]}", group) for place, group in enumerate(inside)]
+        found += [(f"{comparison.text()}: {labels[place]}", group) for place, group in enumerate(inside)]
     if not found:
         return
     figure, axes = panels(1.5 + 0.3 * len(found))
@@ -243,18 +244,21 @@ def seconds(groups: Sequence[Group]) -> Iterator[Picture]:
     known = [phase for phase in PHASES if any(phase in _phases(group) for _, group in found)]
     handles = [Patch(color=PHASES[phase], label=phase) for phase in known]
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=9.5)
-    caption = "Mean seconds of a round at the right; on which machine, the runs themselves say below."
+    caption = "At the right, the mean seconds per round. The settings below say on which machine."
     yield finish(figure, "seconds", "Seconds by phase", "Seconds by phase", caption)
 
 
 def _ternary(groups: Sequence[Group]) -> list[tuple[str, Group]]:
     """Groups whose broadcasts have trits, each with a title."""
     found = []
-    for cell, inside in by_comparison([group for group in compared(groups) if group.length > 1]).items():
+    for comparison, inside in by_comparison([group for group in compared(groups) if group.length > 1]).items():
         own = [group for group in inside if any(record.changed is not None for record in group.shown[0].rounds)]
         labels = distinguish(own)
         alone = len(own) == 1 and own[0].algorithm == "tfedavg"
-        found += [(cell.text() if alone else f"{cell.text()}: {labels[at]}", group) for at, group in enumerate(own)]
+        found += [
+            (comparison.text() if alone else f"{comparison.text()}: {labels[at]}", group)
+            for at, group in enumerate(own)
+        ]
     return found
 
 

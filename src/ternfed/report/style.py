@@ -10,6 +10,8 @@ from io import BytesIO
 from math import isfinite
 from typing import Any
 
+from ternfed.report.extra import needed
+
 WIDTH = 11.0
 """Inches: what a page is wide. Type of 10 points then reads like the page's own."""
 
@@ -56,11 +58,7 @@ class Picture:
 @contextmanager
 def drawing() -> Iterator[None]:
     """Everything drawn inside looks alike; ImportError names the extra where matplotlib is absent."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("a report needs matplotlib: pip install 'ternfed[report]'") from error
-    with matplotlib.rc_context(STYLE):
+    with needed("matplotlib").rc_context(STYLE):
         yield
 
 

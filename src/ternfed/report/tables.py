@@ -1,11 +1,14 @@
-"""A table as plain values, and how it reads as Markdown and as HTML."""
+"""A table as plain values, and how it reads as Markdown; as HTML, `templates/table.html` says it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from textwrap import wrap
+
+WIDTH = 120
+"""Letters of a line in a Markdown page."""
 
 NONE = "–"
 """In a cell that has nothing to say."""
@@ -41,27 +44,7 @@ class Sheet:
         """The table and its notes; no heading, because the page it goes into has its own."""
         sides = ["---" if place < self.texts else "--:" for place in range(len(self.headings))]
         lines = [_line(self.headings), f"|{'|'.join(sides)}|", *map(_line, self.rows)]
-        return "\n".join([*lines, *(f"\n{_plain(note)}" for note in self.notes)])
-
-    def html(self) -> str:
-        """The table in a box of its own that scrolls where it is too wide, and its notes."""
-        head = "".join(self._cell("th", place, text) for place, text in enumerate(self.headings))
-        body = "\n".join(self._row(place, row) for place, row in enumerate(self.rows))
-        notes = "".join(f"<p class=note>{escape(note)}</p>" for note in self.notes)
-        return (
-            f'<div class=wide><table id="table-{escape(self.name)}"><thead><tr>{head}</tr></thead>\n'
-            f"<tbody>\n{body}\n</tbody></table></div>{notes}"
-        )
-
-    def _row(self, number: int, row: Sequence[str]) -> str:
-        link = self.links[number] if self.links else None
-        kind = " class=quiet" if number in self.quiet else ""
-        cells = (self._cell("td", place, text, link if place == 0 else None) for place, text in enumerate(row))
-        return f"<tr{kind}>{''.join(cells)}</tr>"
-
-    def _cell(self, tag: str, place: int, text: str, link: str | None = None) -> str:
-        inside = escape(text) if link is None else f'<a href="#{escape(link)}">{escape(text)}</a>'
-        return f"<{tag}>{inside}</{tag}>" if place < self.texts else f"<{tag} class=n>{inside}</{tag}>"
+        return "\n".join([*lines, *(f"\n{_wrapped(_plain(note))}" for note in self.notes)])
 
 
 def into_page(page: str, sheets: Mapping[str, Sheet | None], where: str) -> tuple[str, list[str]]:
@@ -82,7 +65,7 @@ def into_page(page: str, sheets: Mapping[str, Sheet | None], where: str) -> tupl
                 raise ValueError(f"{where}: <!-- report: {name} --> names no table; there are {', '.join(sheets)}")
             sheet, open_name = sheets[name], name
             empty += [name] if sheet is None else []
-            lines += [line, "", "*No runs of this table yet.*" if sheet is None else sheet.markdown(), ""]
+            lines += [line, "", "*There are no runs for this table yet.*" if sheet is None else sheet.markdown(), ""]
         elif mark == "<!-- /report -->":
             if open_name is None:
                 raise ValueError(f"{where}: <!-- /report --> stands where no table began")
@@ -93,6 +76,12 @@ def into_page(page: str, sheets: Mapping[str, Sheet | None], where: str) -> tupl
     if open_name is not None:
         raise ValueError(f"{where}: <!-- report: {open_name} --> has no <!-- /report --> after it")
     return "\n".join(lines) + "\n", empty
+
+
+def _wrapped(text: str) -> str:
+    """A paragraph in lines of a page's width, none of which looks like a heading, a quotation or a list."""
+    lines = wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(re.sub(r"^(\d*)([-+#=.)])", r"\1\\\2", line) for line in lines)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -8,13 +8,13 @@ from itertools import chain
 from pathlib import Path
 
 from ternfed.experiment.settings import ExperimentError
+from ternfed.paper.groups import Collected, collect
 from ternfed.paper.rows import Row, find_rows
-from ternfed.paper.targets import targets
 from ternfed.report import accuracy, costs, curves, diagnostics
-from ternfed.report.collect import Collected, collect
 from ternfed.report.page import page
 from ternfed.report.style import Picture, drawing
 from ternfed.report.tables import Sheet, into_page
+from ternfed.report.targets import targets
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,11 @@ def write_report(
     with drawing():
         pictures = list(all_pictures(collected))
     shown = [sheet for sheet in sheets.values() if sheet is not None]
+    text = page(collected, shown, pictures)
     try:
-        _write(out, collected, shown, pictures)
-        for path, text in filled.items():
-            path.write_text(text, encoding="utf-8")
+        _write(out, text, shown, pictures)
+        for path, new in filled.items():
+            path.write_text(new, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{error.filename or out}: cannot be written ({error.strerror}); name another") from error
     every = [run for group in collected.groups for run in group.runs]
@@ -67,7 +68,7 @@ def write_report(
     )
 
 
-def _write(out: Path, collected: Collected, sheets: Sequence[Sheet], pictures: Sequence[Picture]) -> None:
+def _write(out: Path, text: str, sheets: Sequence[Sheet], pictures: Sequence[Picture]) -> None:
     figures = out / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
@@ -75,7 +76,7 @@ def _write(out: Path, collected: Collected, sheets: Sequence[Sheet], pictures: S
         (figures / f"{picture.name}.png").write_bytes(picture.png)
     whole = "\n\n".join(f"## {sheet.title}\n\n{sheet.markdown()}" for sheet in sheets)
     (out / "tables.md").write_text(f"# Tables\n\n{whole}\n", encoding="utf-8")
-    (out / "index.html").write_text(page(collected, sheets, pictures), encoding="utf-8")
+    (out / "index.html").write_text(text, encoding="utf-8")
 
 
 def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
@@ -111,7 +112,7 @@ def all_pictures(collected: Collected) -> Iterator[Picture]:
 
 
 def _place(picture: Picture) -> bool:
-    """All convergence first, then the one of five classes a client, and so on as they come."""
+    """All convergence first, then the one with five classes per client, and so on as they come."""
     return picture.section != "Convergence"
 
 

@@ -6,13 +6,13 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ternfed.experiment.settings import Table, shown
-from ternfed.paper.elapsed import ALGORITHMS
+from ternfed.paper.elapsed import FILE, Elapsed, read_elapsed
 from ternfed.paper.rows import Row
 from ternfed.runs.folder import RunError, read_run
 from ternfed.runs.records import Round
@@ -22,7 +22,10 @@ NEEDED: Mapping[tuple[str, str], type] = {
     ("federation", "clients"): int, ("federation", "participation"): float, ("federation", "rounds"): int,
     ("training", "epochs"): int, ("training", "rate"): float, ("training", "optimizer"): str,
 }  # fmt: skip
-"""What the tables below read of the settings. A folder may come from anyone, so it is looked at before."""
+"""What tables read of the settings. A folder may come from anyone, so it is looked at before."""
+
+FLOATS = frozenset({"fedavg", "cmfl", "centralized"})
+"""Algorithms whose uploads have no trits."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,11 @@ class Group:
         return None if given is None else str(given)
 
     @property
+    def planned(self) -> tuple[int, int]:
+        """Rounds, and local epochs of each, as asked for."""
+        return self.settings["federation"]["rounds"], self.settings["training"]["epochs"]
+
+    @property
     def central(self) -> bool:
         """Nothing travels."""
         return self.algorithm == "centralized"
@@ -117,7 +125,7 @@ class Group:
 
     def accuracy(self) -> Spread | None:
         """Test accuracy in percent, after the last round."""
-        return self.last(lambda record: 100 * record.accuracy)
+        return self.last(accuracy_percent)
 
     def validation(self, rounds: int = 1) -> Spread | None:
         """Accuracy on held-out data in percent, after the last round or as the mean of the last `rounds`."""
@@ -148,28 +156,20 @@ class Group:
         return self.ratio(lambda r: r.strategy == "I", lambda r: r.strategy is not None)
 
     def bits_up(self) -> float | None:
-        """Bits a ternary weight, over all uploads; None where floats travel."""
-        if self.algorithm in ("fedavg", "cmfl", "centralized"):
+        """Bits per ternary weight, over all uploads; None where floats travel."""
+        if self.algorithm in FLOATS:
             return None
         return self.ratio(lambda r: (r.bits_per_weight_up or 0.0) * _uploads(r), _uploads)
+
+
+def accuracy_percent(record: Round) -> float:
+    """Test accuracy after a round."""
+    return 100 * record.accuracy
 
 
 def _uploads(record: Round) -> int:
     """How many of a round are known by their bits."""
     return 0 if record.bits_per_weight_up is None else record.clients - record.skipped - len(record.dropped)
-
-
-@dataclass(frozen=True)
-class Elapsed:
-    """Seconds of local training, measured by `ternfed reproduce`."""
-
-    model: str
-    machine: str
-    repetitions: int
-    seconds: Mapping[str, float]
-    """Median, by algorithm."""
-    paper: Mapping[str, float] = field(default_factory=dict)
-    """The paper's, of the row that the folder is named after."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Col
     for path in paths:
         if not path.is_dir():
             raise RunError(f"{path}: there is no such folder; a run folder, or one that contains some, is needed")
-        runs, times = (sorted(path.rglob(name)) for name in ("config.toml", "elapsed.json"))
+        runs, times = (sorted(path.rglob(name)) for name in ("config.toml", FILE))
         if not runs and not times:
             raise RunError(f"{path}: holds no run, itself or below; ternfed run and ternfed reproduce make them")
         folders |= {file.resolve(): file.parent for file in runs}
@@ -200,7 +200,7 @@ def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Col
         found.setdefault(json.dumps({**settings, "seed": None}, sort_keys=True), []).append((settings, run))
     groups = [_group(runs, rows or {}) for runs in found.values()]
     kept = sum(len(group.runs) for group in groups)
-    elapsed = tuple(_read_elapsed(file, (rows or {}).get(file.parent.name)) for file in measured.values())
+    elapsed = tuple(read_elapsed(file, (rows or {}).get(file.parent.name)) for file in measured.values())
     return Collected(tuple(sorted(groups, key=_order)), elapsed, len(folders) - kept)
 
 
@@ -221,7 +221,7 @@ def _read(folder: Path) -> tuple[Table, SeedRun]:
 
 
 def _group(found: Sequence[tuple[Table, SeedRun]], rows: Mapping[str, Row]) -> Group:
-    """One run a seed: of several, the one that came furthest."""
+    """One run per seed: of several, the one that came furthest."""
     best: dict[int, SeedRun] = {}
     for _, run in found:
         if run.seed not in best or len(run.rounds) > len(best[run.seed].rounds):
@@ -236,14 +236,16 @@ ORDER = {
     "model": ("mlp", "cnn", "resnet18"),
     "partition": ("iid", "classes", "unbalanced", "dirichlet"),
     "algorithm": ("centralized", "fedavg", "cmfl", "stc", "tfedavg"),
-}  # fmt: skip
-"""The paper's order; what it has not comes after, by name."""
+}
+"""The order of tables and figures, the paper's."""
+
+
+def place(kind: str, name: str) -> tuple[int, str]:
+    """Where a name stands among its kind; what `ORDER` has not comes last, by name."""
+    return (ORDER[kind].index(name), "") if name in ORDER[kind] else (len(ORDER[kind]), name)
 
 
 def _order(group: Group) -> tuple[Any, ...]:
-    def place(kind: str, name: str) -> tuple[int, str]:
-        return (ORDER[kind].index(name), "") if name in ORDER[kind] else (len(ORDER[kind]), name)
-
     data, federation = group.settings["data"], group.settings["federation"]
     return (
         place("dataset", data["dataset"]),
@@ -258,15 +260,3 @@ def _order(group: Group) -> tuple[Any, ...]:
         group.name,
         shown(group.settings),
     )
-
-
-def _read_elapsed(file: Path, row: Row | None) -> Elapsed:
-    paper = {} if row is None else dict(zip(ALGORITHMS, row.about.paper_seconds or (), strict=False))
-    try:
-        values = json.loads(file.read_bytes())
-        seconds = {str(name): float(value) for name, value in values["seconds"].items()}
-        where = {**values, **(values.get("environment") or {})}
-        machine = where.get("processor", "cpu") if where["device"] == "cpu" else where["device"]
-        return Elapsed(str(values["model"]), str(machine), int(values["repetitions"]), seconds, paper)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{file}: is damaged ({type(error).__name__}: {error}); measure again") from error

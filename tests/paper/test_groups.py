@@ -9,10 +9,10 @@ import statistics
 from pathlib import Path
 
 import pytest
-from report_runs import known_run, real_run, row
 
+from run_folders import known_run, real_run, row
+from ternfed.paper.groups import Group, collect
 from ternfed.paper.rows import find_rows
-from ternfed.report.collect import Group, collect
 from ternfed.runs.folder import RunError
 
 BASE = ("data.dataset=mnist", "algorithm.name=fedavg", "federation.rounds=2")
@@ -23,7 +23,7 @@ def only(path: Path) -> Group:
     return group
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_group_with_mean_and_deviation(tmp_path: Path) -> None:
+def test_runs_that_differ_in_their_seed_alone_are_one_group_with_mean_and_std(tmp_path: Path) -> None:
     last = (0.91, 0.93, 0.98)
     for seed, accuracy in enumerate(last):
         known_run(tmp_path / f"a/seed-{seed}", [*BASE, f"seed={seed}"], [{}, {"accuracy": accuracy}])
@@ -35,7 +35,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group_with_mean_and_deviat
     assert value.text() == f"{100 * statistics.mean(last):.2f} ± {100 * statistics.stdev(last):.2f}" == "94.00 ± 3.61"
 
 
-def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
+def test_one_seed_has_no_std(tmp_path: Path) -> None:
     value = only(known_run(tmp_path / "one", BASE, [{}, {"accuracy": 0.5}])).accuracy()
     assert value is not None
     assert (value.std, value.text()) == (None, "50.00")

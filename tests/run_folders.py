@@ -1,4 +1,4 @@
-"""Run folders for the tests of the report: real ones of tiny runs, and ones whose numbers are known beforehand."""
+"""Run folders for tests: real ones of tiny runs, and ones whose numbers are known beforehand."""
 
 from __future__ import annotations
 

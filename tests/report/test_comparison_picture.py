@@ -1,0 +1,42 @@
+"""The demonstration's picture looks like the report's: the same colours, names at the lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ternfed.report import comparison_picture
+from ternfed.report.style import colour_of
+from ternfed.runs.records import Round
+
+pytest.importorskip("matplotlib")
+
+
+def rounds(accuracy: float) -> list[Round]:
+    usual = {"bytes_up_fp32": 1, "bytes_down_fp32": 1, "bits_per_weight_up": None, "clients": 5, "loss": 1.0}
+    return [
+        Round(round=n, accuracy=accuracy * n / 3, train_loss=None, validation=None, bytes_up=n, bytes_down=n, **usual)
+        for n in (1, 2, 3)
+    ]
+
+
+def test_each_algorithm_has_its_colour_and_its_name_at_its_line(tmp_path: Path) -> None:
+    path = comparison_picture({"FedAvg": rounds(0.9), "T-FedAvg": rounds(0.8)}, tmp_path / "new" / "a.svg", "Digits")
+    drawn = path.read_text()
+    for name, algorithm in (("FedAvg", "fedavg"), ("T-FedAvg", "tfedavg")):
+        assert f">{name}</text>" in drawn
+        assert drawn.count(colour_of(algorithm)) >= 2
+    assert ">Digits</text>" in drawn
+    assert "legend" not in drawn
+
+
+def test_a_name_that_is_no_algorithm_is_drawn_too(tmp_path: Path) -> None:
+    assert comparison_picture({"mine": rounds(0.5)}, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'ternfed\[report\]'"):
+        comparison_picture({"FedAvg": rounds(0.9)}, tmp_path / "a.png")
