@@ -9,6 +9,7 @@ from ternfed.paper.groups import Group, place
 from ternfed.paper.rows import SHOWN
 from ternfed.report.labels import (
     Comparison,
+    by_comparison,
     comparison_of,
     data_label,
     distinguish,
@@ -170,6 +171,27 @@ def search(groups: Sequence[Group]) -> Sheet | None:
         "three rounds depends less on chance than the last round alone.",
     )
     return Sheet("search", SHOWN["search"], headings, rows, texts=3, notes=notes).without_empty()
+
+
+def tuning(groups: Sequence[Group]) -> Sheet | None:
+    """Learning rates that were tried for FedAvg: one row per comparison, one column per rate."""
+    found = belonging(groups, "tuning")
+    if not found:
+        return None
+    rates = sorted({float(group.setting("training", "rate")) for group in found})
+    rows = []
+    for comparison, tried in by_comparison(found).items():
+        by_rate = {float(group.setting("training", "rate")): group for group in tried}
+        judged = {rate: group.validation(3) for rate, group in by_rate.items()}
+        best = max((value.mean, rate) for rate, value in judged.items() if value is not None)[1]
+        cells = (_validation_text(by_rate[rate], 3) if rate in by_rate else NONE for rate in rates)
+        rows.append((comparison.text(), rounds_label(tried[0]), *cells, f"{best:g}"))
+    headings = ("data", "rounds × epochs", *(f"rate {rate:g}" for rate in rates), "best")
+    notes = (
+        "Accuracy in percent on validation data, split from the training set and held out on the server: the mean of the "
+        "last three rounds.",
+    )
+    return Sheet("tuning", SHOWN["tuning"], headings, tuple(rows), texts=2, notes=notes)
 
 
 def participation(groups: Sequence[Group]) -> Sheet | None:

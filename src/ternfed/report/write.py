@@ -93,6 +93,7 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
         "participation": accuracy.participation(groups),
         "balance": accuracy.balance(groups),
         "search": accuracy.search(groups),
+        "tuning": accuracy.tuning(groups),
         "ablation": accuracy.ablation(groups),
     }
 
