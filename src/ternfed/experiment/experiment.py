@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, unique
 
+from ternfed.aggregation.aggregation import Aggregation
 from ternfed.algorithms.algorithm import Algorithm, Network, Training
 from ternfed.data import partitions
 from ternfed.data.sets import NAMES as DATASETS
@@ -28,9 +29,6 @@ from ternfed.experiment.named import find_algorithm
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, plain, read, shown, write
 
 __all__ = ["Experiment", "ExperimentError", "default_name", "defaults", "find_algorithm", "override", "read_table"]
-
-ALL_IN_FLOAT = frozenset({"fedavg", "cmfl", "stc", "centralized"})
-"""Algorithms that train no ternary layer: which ones could be is no difference between two of their experiments."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,14 @@ class FederationSettings:
     clients: int
     participation: float
     rounds: int
+    aggregate: str = "own"
+    """`own`: as the algorithm does it. `mean` and the other files of `aggregation/`, or `module:function`."""
+    trim: float | None = None
+    """The share that is cut off at each end, with `trimmed_mean` alone."""
 
     def __post_init__(self) -> None:
+        named.check_aggregation(self.aggregate)
+        _need(0 <= (self.trim or 0) < 0.5, "federation.trim", self.trim, "0 to below 0.5 is allowed")
         _at_least_one("federation.clients", self.clients)
         _at_least_one("federation.rounds", self.rounds)
         # The last bit of a quotient such as 1/49 must not decide.
@@ -200,7 +204,7 @@ class Experiment:
             "seed": self.seed,
             "data": write(self.data, without_none=True),
             "model": {"name": self.model.name, "ternary": plain(self.model.ternary), **options},
-            "federation": write(self.federation),
+            "federation": write(self.federation, without_none=True),
             "training": write(self.training, without_none=True),
             "algorithm": {"name": self.algorithm.name, **preset, **write(self.algorithm.settings)},
         }
@@ -208,7 +212,7 @@ class Experiment:
     def differences(self, other: Experiment) -> Iterator[tuple[str, Any, Any]]:
         """(key, own value, the other's) of every setting in which two experiments differ; None where it is not one."""
         before, after = self.to_table(), other.to_table()
-        if {self.algorithm.name, other.algorithm.name} <= ALL_IN_FLOAT:
+        if not any(find_algorithm(each.algorithm.name).about.trains_ternary for each in (self, other)):
             del before["model"]["ternary"], after["model"]["ternary"]
         for section, own in before.items():
             pairs = [(section, own, after[section])]
@@ -266,11 +270,19 @@ class Experiment:
     def make_algorithm(self, network: Network) -> Algorithm:
         """The algorithm for this network."""
         try:
-            return find_algorithm(self.algorithm.name).function(network, self.make_training(), self.algorithm.settings)
+            found = find_algorithm(self.algorithm.name)
+            made = found.function(network, self.make_training(), self.algorithm.settings)
         except ExperimentError:
             raise
         except ValueError as error:
             raise ExperimentError(f"algorithm.name = {shown(self.algorithm.name)}: {error}") from error
+        chosen = self.make_aggregation()
+        return made if chosen is None else replace(made, aggregate=chosen)
+
+    def make_aggregation(self) -> Aggregation[Any] | None:
+        """The rule that replaces the algorithm's own; None where that one is wanted."""
+        name = self.federation.aggregate
+        return None if name == "own" else named.find_aggregation(name, self.federation.trim)
 
     def make_partition(self, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(held out, one a client): indices of the training samples that the server keeps and of each client's own."""

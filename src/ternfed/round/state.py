@@ -90,8 +90,9 @@ def _unpack(algorithm: Algorithm, round: int, tensors: Mapping[str, Tensor], fac
     memories = {client: memory_of(algorithm.client_memory, named) for client, named in of_client.items()}
     broadcast = None
     if facts["numbers"] is not None:
-        values = {**_gather(tensors, "broadcast/ternary"), **_under(tensors, "broadcast/dense/")}
-        broadcast = broadcast_of(algorithm, Message(values, facts["numbers"]))
+        message = Message({**_gather(tensors, "broadcast/ternary")}, facts["numbers"])
+        message.tensors.update(_under(tensors, "broadcast/dense/"))
+        broadcast = broadcast_of(algorithm, message)
     return State(round, server, memories, tuple(facts["holders"]), broadcast, *facts["best"])
 
 
