@@ -105,7 +105,10 @@ def test_a_group_that_names_no_round_is_refused(group: str) -> None:
         Task.of(group)
 
 
-@pytest.mark.parametrize("setting", ['[data]\ndataset="{}"', '[model]\nname="{}"', '[algorithm]\nname="{}"'])
+@pytest.mark.parametrize(
+    "setting",
+    ['[data]\ndataset="{}"', '[model]\nname="{}"', '[algorithm]\nname="{}"', '[federation]\naggregate="{}"'],
+)
 def test_a_server_cannot_make_a_client_import_what_it_was_not_told_to(setting: str) -> None:
     with pytest.raises(ExperimentError, match="--allow antigravity"):
         read_experiment(setting.format("antigravity:fly"))
