@@ -33,9 +33,14 @@ def test_the_algorithm_in_contributing_runs(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "page_algorithm.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    arguments = ["run", "--algorithm", "page_algorithm:damped", "--set", "algorithm.keep=0.3", "--rounds", "2"]
+    arguments = ["run", "--algorithm", "page_algorithm:algorithm", "--set", "algorithm.mu=0.3", "--rounds", "2"]
     result = CliRunner().invoke(app, [*arguments, "--epochs", "1", "--json"])
     assert result.exit_code == 0, result.output
+
+
+def test_the_algorithm_in_contributing_is_the_one_in_the_package() -> None:
+    (code,) = examples(ROOT / "CONTRIBUTING.md")
+    assert code == (ROOT / "src/ternfed/algorithms/fedprox.py").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ternfed import draws
-from ternfed.algorithms import centralized, cmfl, fedavg, stc, tfedavg
+from ternfed.aggregation.aggregation import Uploads
+from ternfed.algorithms import centralized, cmfl, fedavg, fedopt, fedprox, stc, tfedavg
 from ternfed.algorithms.algorithm import (
     Algorithm,
     Client,
@@ -16,8 +17,8 @@ from ternfed.algorithms.algorithm import (
     Local,
     Network,
     Server,
+    Strategy,
     Training,
-    Uploads,
     Weights,
     dense_weights,
 )
@@ -53,6 +54,16 @@ def uploads(average: Weights, **numbers: float) -> Uploads:
     return Uploads(average, numbers, 1, 0)
 
 
+def opened(network: Network) -> Server:
+    """T-FedAvg's server with the network's own weights, in full precision."""
+    return Server(network.weights(), memory=tfedavg.ServerMemory())
+
+
+def started(algorithm: Algorithm, server: Server) -> Local:
+    """What a client that remembers nothing trains, given this server's broadcast."""
+    return algorithm.start(algorithm.broadcast(server, False), algorithm.client_memory(), CLIENT)[0]
+
+
 def numbered(message: Message, round: int = 1) -> Message:
     return Message(message.tensors, {"round": float(round)})
 
@@ -61,10 +72,10 @@ class TestFedAvg:
     def test_a_client_starts_from_the_broadcast_and_sends_its_model(self, network: Network) -> None:
         algorithm = fedavg.algorithm(network, TRAINING, fedavg.Settings())
         weights = network.weights()
-        local, _ = algorithm.start(algorithm.broadcast(algorithm.open(weights), False), {}, CLIENT)
+        local = started(algorithm, algorithm.open(weights))
         assert_same(local.weights, weights)
         trained = replace(local, weights=moved(weights))
-        message, _ = algorithm.finish(trained, Message({}, {}), {}, CLIENT)
+        message, _ = algorithm.finish(trained, Message({}, {}), algorithm.client_memory(), CLIENT)
         assert_same(dense_weights(message), trained.weights)
 
     def test_the_average_becomes_the_model(self, network: Network) -> None:
@@ -113,7 +124,7 @@ class TestStatistics:
 
 
 class TestTFedAvgClient:
-    def test_the_paper_preset_is_the_papers_letter(self) -> None:
+    def test_the_paper_preset_is_the_algorithm_as_published(self) -> None:
         paper = tfedavg.PRESETS["paper"]
         assert (paper.rule, paper.factor, paper.randomise) == (Rule.MEAN, 0.05, True)
         assert (paper.server_rule, paper.server_factor, paper.tolerance) == (Rule.MAX, 0.05, 0.03)
@@ -125,7 +136,7 @@ class TestTFedAvgClient:
     def test_starts_from_the_received_weights_with_the_optimal_factor(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.PRESETS["paper"])
         weights = network.weights()
-        local, _ = algorithm.start(algorithm.broadcast(Server(weights), False), {}, CLIENT)
+        local = started(algorithm, Server(weights))
         assert_same(local.weights, weights)
         assert 0.05 <= local.threshold < 0.06
         kept = weights["2.weight"].abs()
@@ -134,7 +145,7 @@ class TestTFedAvgClient:
 
     def test_normalised_latents_reach_from_minus_one_to_one(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings())
-        local, _ = algorithm.start(algorithm.broadcast(Server(network.weights()), False), {}, CLIENT)
+        local = started(algorithm, Server(network.weights()))
         assert torch.equal(local.weights["2.weight"], normalise(network.weights()["2.weight"]))
         assert local.weights["2.weight"].abs().max() == 1
         assert torch.equal(local.weights["0.weight"], network.weights()["0.weight"])
@@ -145,14 +156,14 @@ class TestTFedAvgClient:
     ) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(latents=latents, plain_epochs=1))
         received = algorithm.broadcast(Server(network.weights()), False)
-        local, _ = algorithm.start(received, {}, CLIENT)
+        local, _ = algorithm.start(received, algorithm.client_memory(), CLIENT)
         used = forward_weights(algorithm.training, local.weights, local.factors, local, epoch=0)
         torch.testing.assert_close(used, dense_weights(received))
 
     def test_a_layer_of_zeros_can_learn_in_plain_epochs(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(plain_epochs=1))
         weights = {**network.weights(), "2.weight": torch.zeros(4, 5)}
-        local, _ = algorithm.start(algorithm.broadcast(Server(weights), False), {}, CLIENT)
+        local = started(algorithm, Server(weights))
         assert local.scales == {"2.weight": 1.0}
 
     @pytest.mark.parametrize(("epochs", "plain"), [(1, 0), (2, 1), (5, 3), (10, 6)])
@@ -174,24 +185,24 @@ class TestTFedAvgClient:
 
     def test_factors_can_start_at_one(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(start=tfedavg.Start.ONE))
-        local, _ = algorithm.start(algorithm.broadcast(Server(network.weights()), False), {}, CLIENT)
+        local = started(algorithm, Server(network.weights()))
         assert local.factors["2.weight"].tolist() == [1.0]
 
     def test_sends_trits_for_the_middle_and_floats_for_the_ends(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings())
-        local, _ = algorithm.start(algorithm.broadcast(Server(network.weights()), False), {}, CLIENT)
-        message, _ = algorithm.finish(local, Message({}, {}), {}, CLIENT)
+        local = started(algorithm, Server(network.weights()))
+        message, _ = algorithm.finish(local, Message({}, {}), algorithm.client_memory(), CLIENT)
         assert [name for name, value in message.tensors.items() if isinstance(value, Ternary)] == ["2.weight"]
 
     def test_the_mean_scale_has_no_factors(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(scale=Scale.MEAN))
-        local, _ = algorithm.start(algorithm.broadcast(Server(network.weights()), False), {}, CLIENT)
+        local = started(algorithm, Server(network.weights()))
         assert local.factors == {}
 
     def test_kept_latents_survive_where_the_broadcast_agrees(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(keep_latents=True))
         received = algorithm.broadcast(Server(network.weights()), False)
-        local, memory = algorithm.start(received, {}, CLIENT)
+        local, memory = algorithm.start(received, algorithm.client_memory(), CLIENT)
         trained = replace(local, weights=moved(local.weights, 0.5))
         sent, memory = algorithm.finish(trained, received, memory, CLIENT)
         again, _ = algorithm.start(received, memory, CLIENT)
@@ -207,13 +218,13 @@ class TestTFedAvgClient:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(send_first=False))
         message = algorithm.broadcast(Server(network.weights()), False)
         assert "0.weight" not in message.tensors
-        local, _ = algorithm.start(message, {}, CLIENT)
+        local, _ = algorithm.start(message, algorithm.client_memory(), CLIENT)
         assert torch.equal(local.weights["0.weight"], network.weights()["0.weight"])
         assert algorithm.training.frozen == ("0.weight",)
-        sent, _ = algorithm.finish(local, message, {}, CLIENT)
+        sent, _ = algorithm.finish(local, message, algorithm.client_memory(), CLIENT)
         assert "0.weight" not in sent.tensors
         average = {name: t for name, t in network.weights().items() if name != "0.weight"}
-        server = algorithm.update(Server(network.weights()), uploads(average), helpers(1.0, 1.0))
+        server = algorithm.update(opened(network), uploads(average), helpers(1.0, 1.0))
         assert torch.equal(server.weights["0.weight"], network.weights()["0.weight"])
 
     def test_impossible_settings_are_one_sentence(self, network: Network) -> None:
@@ -233,9 +244,9 @@ class TestTFedAvgServer:
     def test_strategy_one_broadcasts_the_requantized_average(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings())
         average = moved(network.weights())
-        server = algorithm.update(Server(network.weights()), uploads(average), helpers(0.90, 0.93))
+        server = algorithm.update(opened(network), uploads(average), helpers(0.90, 0.93))
         expected = requantize(average["2.weight"], Rule.MEAN, 0.7)
-        assert server.facts["strategy"] == "I"
+        assert server.strategy is Strategy.TERNARY
         assert torch.equal(server.ternary["2.weight"].codes, expected.codes)
         assert torch.equal(server.weights["2.weight"], expected.dense())
         assert torch.equal(server.weights["0.weight"], average["0.weight"])
@@ -243,8 +254,8 @@ class TestTFedAvgServer:
     def test_strategy_two_when_the_quantized_model_is_over_three_points_worse(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings())
         average = moved(network.weights())
-        server = algorithm.update(Server(network.weights()), uploads(average), helpers(0.89, 0.93))
-        assert server.facts["strategy"] == "II"
+        server = algorithm.update(opened(network), uploads(average), helpers(0.89, 0.93))
+        assert server.strategy is Strategy.FULL
         assert server.ternary == {}
         assert_same(server.weights, average)
         message = algorithm.broadcast(server, False)
@@ -257,16 +268,16 @@ class TestTFedAvgServer:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(full_at=(0.3, 0.7)))
         lent = replace(helpers(1.0, 1.0), reaches_share=lambda share: due and share == 0.7)
         average = moved(network.weights())
-        server = algorithm.update(Server(network.weights()), uploads(average), lent)
-        assert server.facts["strategy"] == strategy
-        assert any(name.startswith("lost/") for name in server.memory) is not due  # what is sent whole loses nothing
+        server = algorithm.update(opened(network), uploads(average), lent)
+        assert server.strategy == strategy
+        assert bool(server.memory.lost) is not due  # what is sent whole loses nothing
 
     @pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 7.0])
     def test_the_first_and_the_last_model_are_not_for_a_share_to_say(self, share: float) -> None:
         with pytest.raises(ValueError, match="full_at"):
             tfedavg.Settings(full_at=(0.5, share))
 
-    def test_the_first_broadcast_is_ternary_and_in_the_letter_of_the_paper_full(self, network: Network) -> None:
+    def test_the_first_broadcast_is_ternary_and_as_published_full(self, network: Network) -> None:
         for settings, ternary in ((tfedavg.Settings(), ["2.weight"]), (tfedavg.PRESETS["paper"], [])):
             algorithm = tfedavg.algorithm(network, TRAINING, settings)
             message = algorithm.broadcast(algorithm.open(network.weights()), False)
@@ -275,7 +286,7 @@ class TestTFedAvgServer:
     @pytest.mark.parametrize("scale", [0.2, 1.0, 3.0])
     def test_trits_that_no_client_changes_stay_whatever_the_factor_learns(self, network: Network, scale: float) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings())
-        server = algorithm.update(Server(network.weights()), uploads(moved(network.weights())), helpers(1.0, 1.0))
+        server = algorithm.update(opened(network), uploads(moved(network.weights())), helpers(1.0, 1.0))
         codes = server.ternary["2.weight"].codes
         for step in range(1, 6):
             agreed = {**server.weights, "2.weight": scale**step * codes}
@@ -289,7 +300,7 @@ class TestTFedAvgServer:
         vote.view(-1)[0] = 1 / 5
         for feedback, flips in ((1.0, True), (0.0, False)):
             algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(error_feedback=feedback))
-            server = Server(network.weights())
+            server = opened(network)
             for _ in range(4):
                 average = {**network.weights(), "2.weight": vote}
                 server = algorithm.update(server, uploads(average), helpers(1.0, 1.0))
@@ -297,19 +308,19 @@ class TestTFedAvgServer:
 
     def test_clients_notice_a_collapse_one_round_later(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(judging=tfedavg.Judging.CLIENTS))
-        server = Server(network.weights())
+        server = opened(network)
         strategies = []
         for accuracy in (0.5, 0.8, 0.6, 0.79):
             server = algorithm.update(server, uploads(network.weights(), accuracy=accuracy), helpers())
-            strategies.append(server.facts["strategy"])
+            strategies.append(server.strategy)
         assert strategies == ["I", "I", "II", "I"]
         assert not algorithm.needs_held_out
         assert "accuracy" in algorithm.up[0].numbers
 
     def test_judging_can_be_off(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(judging=tfedavg.Judging.OFF))
-        server = algorithm.update(Server(network.weights()), uploads(network.weights()), helpers())
-        assert server.facts["strategy"] == "I"
+        server = algorithm.update(opened(network), uploads(network.weights()), helpers())
+        assert server.strategy is Strategy.TERNARY
 
     def test_the_reference_of_a_full_precision_broadcast_is_its_ternarization(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings())
@@ -328,7 +339,7 @@ class TestCmfl:
         now = {name: tensor + last for name, tensor in before.items()}
         received = numbered(Message({**now}, {}), round)
         local = Local({name: tensor + update for name, tensor in now.items()}, {})
-        return algorithm.finish(local, received, before if last else {}, CLIENT)[0]
+        return algorithm.finish(local, received, cmfl.ClientMemory(before if last else {}), CLIENT)[0]
 
     def test_an_update_along_the_last_global_one_is_sent(self, network: Network) -> None:
         assert self.upload(network, 0.1, 0.1, cmfl.Settings(threshold=0.8)).tensors
@@ -349,9 +360,9 @@ class TestCmfl:
     def test_a_client_remembers_the_model_it_received(self, network: Network) -> None:
         algorithm = cmfl.algorithm(network, TRAINING, cmfl.Settings())
         received = numbered(algorithm.broadcast(Server(network.weights()), False))
-        local, memory = algorithm.start(received, {}, CLIENT)
+        local, memory = algorithm.start(received, algorithm.client_memory(), CLIENT)
         _, memory = algorithm.finish(local, received, memory, CLIENT)
-        assert_same(memory, network.weights())
+        assert_same(memory.received, network.weights())
 
 
 class TestStc:
@@ -360,15 +371,15 @@ class TestStc:
         assert sent["a"].codes.tolist() == [1, 0]
         assert sent["b"].codes.tolist() == [-1, 0]
         assert sent["a"].positive.item() == sent["b"].negative.item() == 2.0
-        assert residual["residual/a"].tolist() == [1.0, -0.5]
-        assert residual["residual/b"].tolist() == [1.0, pytest.approx(0.1)]
+        assert residual["a"].tolist() == [1.0, -0.5]
+        assert residual["b"].tolist() == [1.0, pytest.approx(0.1)]
 
     def test_what_is_left_out_is_sent_later(self, network: Network) -> None:
         """Error feedback: over the rounds, sent and left-out parts add up to everything the client learned."""
         algorithm = stc.algorithm(network, TRAINING, stc.Settings(sparsity_up=0.1))
         received = numbered(algorithm.broadcast(Server(network.weights()), False))
         total = {name: torch.zeros_like(t) for name, t in network.weights().items()}
-        memory: Weights = {}
+        memory = algorithm.client_memory()
         for round in range(5):
             local, memory = algorithm.start(received, memory, CLIENT)
             trained = replace(local, weights=moved(local.weights, seed=round))
@@ -380,12 +391,12 @@ class TestStc:
             for name, tensor in moved(network.weights(), seed=round).items():
                 learned[name] += tensor - network.weights()[name]
         for name, tensor in learned.items():
-            torch.testing.assert_close(total[name] + memory[f"residual/{name}"], tensor, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(total[name] + memory.residual[name], tensor, rtol=1e-5, atol=1e-6)
 
     def test_a_holder_rebuilds_the_servers_model_from_the_update_bit_for_bit(self, network: Network) -> None:
         algorithm = stc.algorithm(network, TRAINING, stc.Settings(sparsity_down=0.2))
         server = algorithm.open(network.weights())
-        _, memory = algorithm.start(algorithm.broadcast(server, False), {}, CLIENT)
+        _, memory = algorithm.start(algorithm.broadcast(server, False), algorithm.client_memory(), CLIENT)
         for round in range(3):
             server = algorithm.update(server, uploads(moved(_zeros(network), seed=round)), helpers())
             local, memory = algorithm.start(algorithm.broadcast(server, True), memory, CLIENT)
@@ -395,13 +406,13 @@ class TestStc:
         algorithm = stc.algorithm(network, TRAINING, stc.Settings())
         server = algorithm.update(algorithm.open(network.weights()), uploads(moved(_zeros(network))), helpers())
         message = algorithm.broadcast(server, False)
-        local, _ = algorithm.start(message, {}, CLIENT)
+        local, _ = algorithm.start(message, algorithm.client_memory(), CLIENT)
         assert_same(local.weights, server.weights)
 
     def test_a_round_without_uploads_does_not_apply_the_last_update_twice(self, network: Network) -> None:
         algorithm = stc.algorithm(network, TRAINING, stc.Settings(sparsity_down=0.2))
         server = algorithm.update(algorithm.open(network.weights()), uploads(moved(_zeros(network))), helpers())
-        _, memory = algorithm.start(algorithm.broadcast(server, False), {}, CLIENT)
+        _, memory = algorithm.start(algorithm.broadcast(server, False), algorithm.client_memory(), CLIENT)
         quiet = algorithm.update(server, uploads({}), helpers())
         local, _ = algorithm.start(algorithm.broadcast(quiet, True), memory, CLIENT)
         assert_same(local.weights, server.weights)
@@ -412,12 +423,14 @@ class TestStc:
             stc.Settings(sparsity_up=share)
 
 
-def test_every_broadcast_fits_one_of_the_algorithms_schemas(network: Network) -> None:
+def test_every_broadcast_fits_one_of_the_algorithms_schemas_and_is_what_the_server_holds(network: Network) -> None:
     made: list[Algorithm] = [
         fedavg.algorithm(network, TRAINING, fedavg.Settings()),
         tfedavg.algorithm(network, TRAINING, tfedavg.Settings()),
         stc.algorithm(network, TRAINING, stc.Settings()),
         cmfl.algorithm(network, TRAINING, cmfl.Settings()),
+        fedprox.algorithm(network, TRAINING, fedprox.Settings(ternary=True)),
+        fedopt.algorithm(network, TRAINING, fedopt.Settings()),
     ]
     for algorithm in made:
         opened = algorithm.open(network.weights())

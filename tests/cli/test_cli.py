@@ -58,7 +58,7 @@ class TestRun:
         Path("mine.toml").write_text('[federation]\nclients = 5\nrounds = 9\n[algorithm]\nname = "fedavg"\n')
         result = call("run", "mine.toml", "--rounds", "1", "--set", "training.epochs=1", "--json")
         settings = json.loads(result.stdout)["settings"]
-        assert settings["federation"] == {"clients": 5, "participation": 0.5, "rounds": 1}
+        assert settings["federation"] == {"clients": 5, "participation": 0.5, "rounds": 1, "aggregate": "own"}
         assert settings["algorithm"]["name"] == "fedavg"
 
     def test_several_seeds_give_mean_and_deviation(self) -> None:

@@ -24,7 +24,7 @@ from ternfed.runs.folder import Round, RunFolder, read_run
 from ternfed.training import plain as training
 from ternfed.wire import same
 
-ALGORITHMS = ["fedavg", "tfedavg", "cmfl", "stc", "centralized"]
+ALGORITHMS = ["fedavg", "tfedavg", "cmfl", "stc", "centralized", "fedprox", "fedopt"]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_the_fast_path_agrees_with_one_client_at_a_time(
 
 
 @pytest.mark.parametrize(
-    "settings", [["fedavg"], ["tfedavg", "algorithm.keep_latents=true"], ["cmfl"], ["stc"], ["centralized"]]
+    "settings", [["fedavg"], ["tfedavg", "algorithm.keep_latents=true"], ["cmfl"], ["stc"], ["centralized"], ["fedopt"]]
 )
 def test_a_run_that_goes_on_from_a_saved_state_ends_as_one_never_interrupted(
     digits: DataSet, settings: list[str]

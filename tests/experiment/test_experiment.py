@@ -171,8 +171,8 @@ def test_every_built_in_algorithm_and_preset_comes_back_from_toml(name: str) -> 
         assert Experiment.from_toml(experiment.to_toml()) == experiment
 
 
-def test_the_five_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
-    assert built_in_algorithms() == ("centralized", "cmfl", "fedavg", "stc", "tfedavg")
+def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
+    assert built_in_algorithms() == ("centralized", "cmfl", "fedavg", "fedopt", "fedprox", "stc", "tfedavg")
 
 
 # What is refused
@@ -213,7 +213,7 @@ def test_the_five_algorithms_are_there_and_nothing_else_is_taken_for_one() -> No
         ("training", "batch", 0, "at least 1"),
         ("training", "schedule", "linear", '"constant", "exponential" or "cosine"'),
         ("training", "precision", "float16", '"float32" or "bfloat16"'),
-        ("algorithm", "name", "fedsgd", '"centralized", "cmfl", "fedavg", "stc" or "tfedavg" or module:function'),
+        ("algorithm", "name", "fedsgd", '"stc" or "tfedavg" or module:function'),
         ("algorithm", "name", 3, "text"),
         ("algorithm", "preset", "papre", '"paper"'),
     ],
@@ -257,7 +257,8 @@ def test_an_impossible_value_is_refused_with_its_key_and_what_is_allowed(
         ({"federation": {"roundz": 5}}, "federation.roundz = 5: no such setting; did you mean federation.rounds?"),
         ({"federation": {"zzz": 5}},
          "federation.zzz = 5: no such setting; "
-         "allowed are federation.clients, federation.participation, federation.rounds"),
+         "allowed are federation.clients, federation.participation, federation.rounds, federation.aggregate, "
+         "federation.trim"),
         ({"model": {"activtion": "relu"}}, 'model.activtion = "relu": no such setting; did you mean model.activation?'),
         ({"model": {"inputs": 5}},
          "model.inputs = 5: no such setting; allowed are model.name, model.ternary, model.activation, model.hidden"),
@@ -450,7 +451,8 @@ def test_another_algorithm_or_preset_drops_the_settings_of_the_one_before() -> N
 
 @pytest.mark.parametrize("name", built_in_algorithms())
 def test_which_layers_could_be_ternary_is_a_difference_where_some_are(name: str) -> None:
-    inner, every = (make(f"algorithm.name={name}", f"model.ternary={which}") for which in ("inner", "all"))
+    options = [f"algorithm.name={name}", *(["algorithm.ternary=true"] if name == "fedprox" else [])]
+    inner, every = (make(*options, f"model.ternary={which}") for which in ("inner", "all"))
     algorithm = inner.make_algorithm(inner.make_network(load("digits")))
     assert [key for key, _, _ in inner.differences(every)] == (["model.ternary"] if algorithm.training.ternary else [])
 

@@ -520,6 +520,15 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path, whole: Path) -> None:
     assert content(path) == content(tmp_path / "at once")
 
 
+def test_a_run_from_before_a_setting_existed_is_read_with_what_it_did(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", EXPERIMENT).close()
+    now = read_run(tmp_path / "run").settings
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('aggregate = "own"\n', ""))
+    assert "aggregate" not in config.read_text()
+    assert read_run(tmp_path / "run").settings == now
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [

@@ -4,21 +4,25 @@ A round, whoever carries the bytes (`round/exchange.py` walks it):
 
     server: broadcast(server, held) ─▶ Message
     client: start(Message, memory, draw) ─▶ Local ─▶ training ─▶ finish(Local, Message, memory) ─▶ Message
-    server: the messages' weighted average ─▶ update(server, average, judge) ─▶ next server
+    server: aggregate(messages) ─▶ Uploads ─▶ update(server, uploads, helpers) ─▶ next server
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ternfed.aggregation import mean
+from ternfed.aggregation.aggregation import Aggregation, Uploads
 from ternfed.algorithms.optimizers import Optimizer, Sgd
 from ternfed.quantize.layers import Predicate, ternary_names
-from ternfed.quantize.ternary import Quantizer, Ternary
+from ternfed.quantize.ternary import Quantizer
 from ternfed.wire import Kind, Message, Schema, Slot, Value, dense
 
 Weights = dict[str, Tensor]
@@ -86,7 +90,7 @@ class Network:
         return Schema(tuple(slots), numbers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Local:
     """What one client trains. For ternary layers `weights` holds the latent weights, `factors` their (1,) or (2,)."""
 
@@ -97,6 +101,12 @@ class Local:
     """T_k: the threshold factor of this client, in place of the quantizer's."""
     scales: Mapping[str, float] = field(default_factory=dict)
     """What latent weights are to be multiplied by where they are used without quantization; 1 where there is none."""
+
+
+Correct = Callable[[Weights, Weights, Local], Weights]
+"""(gradients, current weights, what the client started from) ─▶ the gradients that the optimizer gets.
+
+Of weights and latent weights; the factors of ternary layers are not corrected."""
 
 
 @dataclass(frozen=True)
@@ -122,24 +132,37 @@ class Training:
     """Parameters that are not trained."""
     precision: str = "float32"
     """`bfloat16`: on a GPU, linear and convolutional layers compute in it; weights, optimizer and BatchNorm do not."""
+    correct: Correct | None = None
+    """What is done to the gradient of each local step, before the optimizer sees it."""
 
 
-@dataclass(frozen=True)
+class Strategy(StrEnum):
+    """How the model was broadcast (Algorithm 2 of the T-FedAvg paper)."""
+
+    TERNARY = "I"
+    """Its quantized layers as trits."""
+    FULL = "II"
+    """All of it in full precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class Nothing:
+    """The memory of whoever remembers nothing between rounds."""
+
+
+@dataclass(frozen=True, eq=False)
 class Server:
     """What the server knows between rounds. Everything here is saved in a checkpoint."""
 
     weights: Weights
     """The global model, parameters and buffers, as the clients get it."""
-    ternary: dict[str, Ternary] = field(default_factory=dict)
+    ternary: Mapping[str, Value] = field(default_factory=dict)
     """The same for the layers that are broadcast as trits this round."""
-    memory: Weights = field(default_factory=dict)
-    """What the algorithm itself must remember: an error residual, say."""
-    facts: Mapping[str, float | str] = field(default_factory=dict)
-    """What the round's record should say: the strategy that ran, the share of changed trits."""
+    memory: Any = field(default_factory=Nothing)
+    """What the algorithm itself must remember, an error residual for example: a value of its `server_memory`."""
+    strategy: Strategy | None = None
+    """How this model is broadcast, where the algorithm has a choice."""
 
-
-Memory = Weights
-"""What a client remembers between rounds, on its own disk when it is a machine of its own."""
 
 Judge = Callable[[Weights], float]
 """The accuracy (0 to 1) of a model on data held out on the server. Never test data."""
@@ -159,18 +182,6 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Uploads:
-    """What arrived in a round: the average of the messages weighted by samples, and how many there were."""
-
-    average: Weights
-    """Empty when no client sent a model."""
-    numbers: Mapping[str, float]
-    """The weighted mean of the numbers that came with them."""
-    count: int
-    skipped: int
-
-
-@dataclass(frozen=True)
 class Helpers:
     """What the engine lends an algorithm's server half."""
 
@@ -179,6 +190,18 @@ class Helpers:
     """The weights with BatchNorm statistics recomputed on data held out on the server."""
     reaches_share: Callable[[float], bool] = lambda share: False
     """Whether the run passes this share of its rounds with the one that ends."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What others may ask of an algorithm without running it: `ABOUT` of its module."""
+
+    label: str
+    """Its name in tables and figures."""
+    trains_ternary: bool = True
+    """Whether which layers are ternary (`model.ternary`) makes a difference to it."""
+    depends_on_rounds: Callable[[Any], str | None] = lambda settings: None
+    """Of its settings: what depends on the number of rounds, such as "its broadcasts depend"; None: nothing does."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +218,18 @@ class Algorithm:
     """The server before the first round."""
     broadcast: Callable[[Server, bool], Message]
     """What a client gets; the second argument says that it took part in the last round and holds that broadcast."""
-    start: Callable[[Message, Memory, Client], tuple[Local, Memory]]
-    finish: Callable[[Local, Message, Memory, Client], tuple[Message, Memory]]
+    start: Callable[[Message, Any, Client], tuple[Local, Any]]
+    """What a client trains, from what it received and remembers; and what it remembers from then on."""
+    finish: Callable[[Local, Message, Any, Client], tuple[Message, Any]]
+    """What a client sends, from what it trained, received and remembers; and what it remembers from then on."""
     update: Callable[[Server, Uploads, Helpers], Server]
+    """The server after a round."""
+    aggregate: Aggregation[Any] = field(default_factory=mean.aggregation)
+    """How the uploads of a round become one model."""
+    server_memory: type = Nothing
+    """The dataclass of `Server.memory` (memory.py); made without arguments, it is the memory before the first round."""
+    client_memory: type = Nothing
+    """And that of what a client remembers between rounds, on its own disk when it is a machine of its own."""
     reference: Callable[[Message], Mapping[str, Tensor] | None] = lambda message: None
     """The named tensors (trits, say) that a broadcast gives both sides, to code uploads and the next broadcast with."""
     needs_held_out: bool = False

@@ -1,7 +1,7 @@
 """The baseline: all data in one place, one model trained on it, nothing sent.
 
 A round is the configured number of epochs over the whole training set (the paper compares 100 rounds with 100 epochs:
-one epoch a round). The optimizer starts anew each round, as it does on a client.
+one epoch per round). The optimizer starts anew each round, as it does on a client.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ternfed.algorithms import fedavg
-from ternfed.algorithms.algorithm import Algorithm, Network, Training
+from ternfed.algorithms.algorithm import About, Algorithm, Network, Training
+
+ABOUT = About("Centralized", trains_ternary=False)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ notice instead of its model. The threshold is constant, or v₀/√t in round t.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import sqrt
 
@@ -16,10 +16,10 @@ import torch
 from ternfed.algorithms import fedavg
 from ternfed.algorithms.algorithm import (
     UP,
+    About,
     Algorithm,
     Client,
     Local,
-    Memory,
     Network,
     Training,
     Weights,
@@ -28,9 +28,11 @@ from ternfed.algorithms.algorithm import (
 from ternfed.algorithms.statistics import Statistics
 from ternfed.wire import Message, Schema
 
+ABOUT = About("CMFL", trains_ternary=False)
+
 
 class Decay(StrEnum):
-    """How the threshold goes on with the rounds."""
+    """How the threshold changes with the rounds."""
 
     CONSTANT = "constant"
     ROOT = "root"
@@ -51,22 +53,31 @@ class Settings:
             raise ValueError(f"threshold = {self.threshold}: a relevance from 0 to 1 is needed")
 
 
+@dataclass(frozen=True, eq=False)
+class ClientMemory:
+    """What a client remembers."""
+
+    received: Weights = field(default_factory=dict)
+    """The parameters of the last broadcast it got."""
+
+
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """FedAvg whose clients may keep an irrelevant update to themselves."""
     plain = fedavg.algorithm(network, training, fedavg.Settings(statistics=settings.statistics))
 
-    def finish(local: Local, received: Message, memory: Memory, client: Client) -> tuple[Message, Memory]:
+    def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
         model = dense_weights(received)
-        last = {name: model[name] - memory[name] for name in network.parameters if name in memory}
+        last = {name: model[name] - before for name, before in memory.received.items()}
         update = {name: local.weights[name] - model[name] for name in network.parameters}
-        remembered = {name: model[name] for name in network.parameters}
+        remembered = ClientMemory({name: model[name] for name in network.parameters})
         limit = settings.threshold / (sqrt(received.numbers["round"]) if settings.decay is Decay.ROOT else 1.0)
         # Without a last global update, or when it was nothing at all, there is no direction to compare with.
         if any(bool(part.any()) for part in last.values()) and relevance(update, last) < limit:
             return Message({}, {}), remembered
-        return plain.finish(local, received, {}, client)[0], remembered
+        return plain.finish(local, received, memory, client)[0], remembered
 
-    return replace(plain, name="cmfl", up=(*plain.up, Schema((), UP)), finish=finish)
+    up = (*plain.up, Schema((), UP))
+    return replace(plain, name="cmfl", up=up, finish=finish, client_memory=ClientMemory)
 
 
 def relevance(update: Weights, last: Weights) -> float:

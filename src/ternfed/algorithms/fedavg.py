@@ -7,25 +7,28 @@ Data, AISTATS 2017. Everything travels in full precision; the yardstick of the o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms.algorithm import (
     DOWN,
     UP,
+    About,
     Algorithm,
     Client,
     Helpers,
     Local,
-    Memory,
     Network,
     Server,
     Training,
-    Uploads,
     as_kind,
     dense_weights,
     split,
 )
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.wire import Kind, Message
+
+ABOUT = About("FedAvg", trains_ternary=False)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def broadcast(server: Server, held: bool) -> Message:
         return Message({**as_kind(server.weights, network, settings.dense)}, {})
 
-    def finish(local: Local, received: Message, memory: Memory, client: Client) -> tuple[Message, Memory]:
+    def finish(local: Local, received: Message, memory: Any, client: Client) -> tuple[Message, Any]:
         return Message({**as_kind({**local.weights, **local.buffers}, network, settings.dense)}, {}), memory
 
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:

@@ -8,28 +8,30 @@ gets the whole model in full precision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms.algorithm import (
     DOWN,
     UP,
+    About,
     Algorithm,
     Client,
     Helpers,
     Local,
-    Memory,
     Network,
     Server,
     Training,
-    Uploads,
     Weights,
     dense_weights,
     split,
 )
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Message, trits_of
+
+ABOUT = About("STC", trains_ternary=False)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,24 @@ class Settings:
                 raise ValueError(f"{key} = {getattr(self, key)}: a share above 0, at most 1, is needed")
 
 
+@dataclass(frozen=True, eq=False)
+class ServerMemory:
+    """What the server remembers."""
+
+    residual: Weights = field(default_factory=dict)
+    """What the last update left out."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientMemory:
+    """What a client remembers."""
+
+    model: Weights = field(default_factory=dict)
+    """The parameters it started from, to which the next broadcast's update is added."""
+    residual: Weights = field(default_factory=dict)
+    """What its last update left out."""
+
+
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """STC for a network: every parameter's update is ternary, buffers travel as they are."""
     names = network.parameters
@@ -57,42 +77,43 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             return Message({**server.ternary, **buffers}, {})
         return Message({name: server.weights[name] for name in (*names, *network.buffers)}, {})
 
-    def start(received: Message, memory: Memory, client: Client) -> tuple[Local, Memory]:
+    def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
         parameters, buffers = split(dense_weights(received), network)
         if any(trits_of(value) is not None for value in received.tensors.values()):
-            parameters = {name: memory[f"model/{name}"] + parameters[name] for name in names}
-        model = {f"model/{name}": tensor for name, tensor in parameters.items()}
-        return Local(parameters, buffers), {**memory, **model}
+            parameters = {name: memory.model[name] + parameters[name] for name in names}
+        return Local(parameters, buffers), replace(memory, model=parameters)
 
-    def finish(local: Local, received: Message, memory: Memory, client: Client) -> tuple[Message, Memory]:
-        update = {name: local.weights[name] - memory[f"model/{name}"] for name in names}
-        sent, residual = compress(add(update, memory), settings.sparsity_up)
-        return Message({**sent, **local.buffers}, {}), {**memory, **residual}
+    def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
+        update = {name: local.weights[name] - memory.model[name] for name in names}
+        sent, residual = compress(add(update, memory.residual), settings.sparsity_up)
+        return Message({**sent, **local.buffers}, {}), replace(memory, residual=residual)
 
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
         if not uploads.average:
             return replace(server, ternary={})  # the last update must not be applied twice
         parameters, buffers = split(uploads.average, network)
-        sent, residual = compress(add(parameters, server.memory), settings.sparsity_down)
+        sent, residual = compress(add(parameters, server.memory.residual), settings.sparsity_down)
         weights = {name: server.weights[name] + sent[name].dense() for name in names}
-        return Server({**weights, **buffers}, sent, residual)
+        return Server({**weights, **buffers}, sent, ServerMemory(residual))
 
     return Algorithm(
         name="stc",
         training=training,
         down=(network.schema(names, DOWN), network.schema((), DOWN)),
         up=(network.schema(names, UP),),
-        open=Server,
+        open=lambda weights: Server(weights, memory=ServerMemory()),
         broadcast=broadcast,
         start=start,
         finish=finish,
         update=update,
+        server_memory=ServerMemory,
+        client_memory=ClientMemory,
     )
 
 
-def add(update: Weights, memory: Memory) -> Weights:
+def add(update: Weights, residual: Weights) -> Weights:
     """The update and what earlier ones left out."""
-    return {name: part + memory.get(f"residual/{name}", torch.zeros(())) for name, part in update.items()}
+    return {name: part + residual.get(name, torch.zeros(())) for name, part in update.items()}
 
 
 def compress(update: Weights, share: float) -> tuple[dict[str, Ternary], Weights]:
@@ -109,5 +130,5 @@ def compress(update: Weights, share: float) -> tuple[dict[str, Ternary], Weights
         name: Ternary(part.view(tensor.shape), scale, scale)
         for (name, tensor), part in zip(update.items(), parts, strict=True)
     }
-    residual = {f"residual/{name}": tensor - sent[name].dense() for name, tensor in update.items()}
+    residual = {name: tensor - sent[name].dense() for name, tensor in update.items()}
     return sent, residual

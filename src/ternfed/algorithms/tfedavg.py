@@ -4,30 +4,31 @@ Xu, Du, Jin, He, Cheng: Ternary Compression for Communication-Efficient Federate
 half is Algorithm 1 (FTTQ), the server half Algorithm 2: average the ternary models, quantize the average again, and
 broadcast that (Strategy I) unless it judges more than a tolerance worse than the average itself (Strategy II).
 
-`PRESETS["paper"]` is the letter of the paper. The defaults are what trained best so far (docs/recipe.md).
+`PRESETS["paper"]` is the algorithm as published. The defaults are what trained best so far (docs/recipe.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
+from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms.algorithm import (
     DOWN,
     UP,
+    About,
     Algorithm,
     Client,
     Helpers,
     Local,
-    Memory,
     Network,
     Server,
+    Strategy,
     Training,
-    Uploads,
     Weights,
     as_kind,
     dense_weights,
@@ -134,6 +135,11 @@ class Settings:
             raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")
 
 
+ABOUT = About(
+    "T-FedAvg",
+    depends_on_rounds=lambda settings: "its broadcasts by algorithm.full_at depend" if settings.full_at else None,
+)
+
 PRESETS: Mapping[str, Settings] = {
     "paper": Settings(
         factor=0.05,
@@ -151,6 +157,25 @@ PRESETS: Mapping[str, Settings] = {
         statistics=Statistics.AVERAGE,
     )
 }
+
+
+@dataclass(frozen=True, eq=False)
+class ServerMemory:
+    """What the server remembers."""
+
+    lost: Weights = field(default_factory=dict)
+    """What the last requantization lost of each ternary layer, in units of its scale."""
+    best: Tensor | None = None
+    """The best accuracy that clients have reported, where they judge."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientMemory:
+    """What a client remembers, where it keeps its latent weights."""
+
+    latents: Weights = field(default_factory=dict)
+    codes: Weights = field(default_factory=dict)
+    """The trits that it sent."""
 
 
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
@@ -177,11 +202,11 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             return settings.factor
         return client_factor(client.index, client.count, client.draw("threshold"), settings.factor)
 
-    def message_of(weights: Weights, ternary: Mapping[str, Ternary]) -> Message:
+    def message_of(weights: Weights, ternary: Mapping[str, Value]) -> Message:
         rest = {name: tensor for name, tensor in weights.items() if name not in ternary and name not in first}
         return Message({**as_kind(rest, network, settings.dense), **ternary}, {})
 
-    def start(received: Message, memory: Memory, client: Client) -> tuple[Local, Memory]:
+    def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
         parameters, buffers = split({**dense_weights(received), **known}, network)
         local_quantizer = replace(quantizer, factor=threshold_of(client))
         factors, scales = {}, {}
@@ -193,19 +218,19 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
                 if plain_epochs:
                     scales[name] = float(largest_size(parameters[name]))
                 parameters[name] = normalise(parameters[name])
-            if settings.keep_latents and f"latent/{name}" in memory:
-                agrees = reference(received)[name] == memory[f"codes/{name}"]
-                parameters[name] = torch.where(agrees, memory[f"latent/{name}"], parameters[name])
+            if settings.keep_latents and name in memory.latents:
+                agrees = reference(received)[name] == memory.codes[name]
+                parameters[name] = torch.where(agrees, memory.latents[name], parameters[name])
         return Local(parameters, buffers, factors, local_quantizer.factor, scales), memory
 
-    def finish(local: Local, received: Message, memory: Memory, client: Client) -> tuple[Message, Memory]:
+    def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
         local_quantizer = replace(quantizer, factor=local.threshold)
         ternary = {
             name: ternary_of(local.weights[name], local.factors.get(name), local_quantizer, name) for name in names
         }
         if settings.keep_latents:
-            memory = {f"latent/{name}": local.weights[name] for name in names}
-            memory |= {f"codes/{name}": ternary[name].codes for name in names}
+            latents = {name: local.weights[name] for name in names}
+            memory = ClientMemory(latents, {name: ternary[name].codes for name in names})
         return message_of({**local.weights, **local.buffers}, ternary), memory
 
     def reference(broadcast: Message) -> dict[str, Tensor]:
@@ -216,35 +241,36 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
 
     def opening(weights: Weights) -> Server:
         if not settings.ternary_start:
-            return Server(weights, facts={"strategy": "II"})
+            return Server(weights, {}, ServerMemory(), Strategy.FULL)
         ternary = requantized(weights)
-        return Server(
-            {**weights, **{n: value.dense() for n, value in ternary.items()}}, ternary, facts={"strategy": "I"}
-        )
+        dense = {name: value.dense() for name, value in ternary.items()}
+        return Server({**weights, **dense}, ternary, ServerMemory(), Strategy.TERNARY)
 
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
         if not uploads.average:
             return server
         average = {**uploads.average, **known}
-        wanted = {n: _with_lost(average[n], server.memory.get(f"lost/{n}")) for n in names}
+        before: ServerMemory = server.memory
+        wanted = {n: _with_lost(average[n], before.lost.get(n)) for n in names}
         ternary = requantized(wanted)
         dense = {name: value.dense() for name, value in ternary.items()}
         full = with_statistics(average, network, settings.statistics, helpers)
         quantized = with_statistics({**average, **dense}, network, settings.statistics, helpers)
-        best = server.memory.get("best", torch.zeros(()))
+        best = before.best
         if settings.judging is Judging.SERVER:
             collapsed = helpers.judge(quantized) < helpers.judge(full) - settings.tolerance
         elif settings.judging is Judging.CLIENTS:
+            best = torch.zeros(()) if best is None else best
             collapsed = uploads.numbers["accuracy"] < float(best) - settings.tolerance
             best = torch.maximum(best, torch.tensor(uploads.numbers["accuracy"], dtype=best.dtype))
         else:
             collapsed = False
-        memory = {"best": best} if settings.judging is Judging.CLIENTS else {}
         if collapsed or any(helpers.reaches_share(share) for share in settings.full_at):
-            return Server(full, {}, memory, {"strategy": "II"})
+            return Server(full, {}, ServerMemory(best=best), Strategy.FULL)
+        lost = {}
         if settings.error_feedback:
-            memory |= {f"lost/{n}": settings.error_feedback * _lost(wanted[n], ternary[n].codes) for n in names}
-        return Server(quantized, ternary, memory, {"strategy": "I"})
+            lost = {n: settings.error_feedback * _lost(wanted[n], ternary[n].codes) for n in names}
+        return Server(quantized, ternary, ServerMemory(lost, best), Strategy.TERNARY)
 
     return Algorithm(
         name="tfedavg",
@@ -266,6 +292,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         finish=finish,
         update=update,
         reference=reference,
+        server_memory=ServerMemory,
+        client_memory=ClientMemory,
         needs_held_out=settings.judging is Judging.SERVER or recounts(settings.statistics, network),
     )
 

@@ -163,7 +163,7 @@ def from_run(
         network.model, Inputs.of(data), classes=data.classes, expected=network.ternary,
         settings=experiment.to_table(), accuracy=None if record is None else record.accuracy, round=number,
     )  # fmt: skip
-    if record is not None and record.strategy == "II":
+    if record is not None and record.is_full_precision:
         reason = f"round {number} went by Strategy II, whose model is in full precision"
         return _with_kept(result, dict.fromkeys(result.kept_float, reason))
     return result

@@ -9,14 +9,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from ternfed.algorithms.algorithm import Algorithm, Memory
+from ternfed.aggregation.aggregation import NotSummable
+from ternfed.algorithms.algorithm import Algorithm
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
-from ternfed.round.aggregate import Average
 from ternfed.round.exchange import Broadcast, Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
 from ternfed.round.state import State, pack, unpack
@@ -95,15 +96,16 @@ def play_round(federation: Federation, state: State) -> tuple[State, Round]:
     received = _download(federation.algorithm, state, number, chosen, traffic)
     clock.lap("broadcast")
     memories = dict(state.memories)
-    average = Average()
+    aggregate = federation.algorithm.aggregate
+    arrived = aggregate.begin()
     dropped: list[str] = []
     waiting = iter(chosen)
     while chunk := list(islice(waiting, CHUNK)):
-        dropped += _train_and_upload(federation, number, chunk, received, memories, average, traffic, clock)
+        dropped += _train_and_upload(federation, number, chunk, received, memories, arrived, traffic, clock)
     if len(dropped) == len(chosen):
         raise DivergedError(f"training diverged on every client of round {number} ({dropped[0]}); lower training.rate")
     after = RoundOutcome(received[chosen[0]], tuple(chosen), memories, dropped=tuple(dropped))
-    return conclude(federation, state, average.uploads(), traffic, clock, after)
+    return conclude(federation, state, aggregate.finish(arrived), traffic, clock, after)
 
 
 def _download(
@@ -123,21 +125,22 @@ def _train_and_upload(
     number: int,
     chunk: Sequence[int],
     received: Mapping[int, Broadcast],
-    memories: dict[int, Memory],
-    average: Average,
+    memories: dict[int, Any],
+    arrived: Any,
     traffic: Traffic,
     clock: Clock,
 ) -> list[str]:
-    """The clients' halves: start, local training, finish; their uploads go into the average as they arrive.
+    """The clients' halves: start, local training, finish; their uploads go into the aggregation as they arrive.
 
     A client whose training diverged has nothing to send; the reasons come back, one for each.
     """
     dropped = []
+    fresh = federation.algorithm.client_memory
     sites = [federation.site(index) for index in chunk]
     works = []
     for site in sites:
         broadcast = received[site.index]
-        work, memories[site.index] = prepare(site, number, broadcast, memories.get(site.index, {}))
+        work, memories[site.index] = prepare(site, number, broadcast, memories.get(site.index, fresh()))
         works.append(work)
     clock.lap("prepare")
     training = sites[0].training(number)
@@ -149,8 +152,8 @@ def _train_and_upload(
         try:
             data, memory = upload(site, number, broadcast, memories[site.index], work, trained)
             message = collect(federation.algorithm, data, broadcast)
-            average.add(message)
-        except NonFiniteError as error:
+            federation.algorithm.aggregate.add(arrived, site.index, message)
+        except (NonFiniteError, NotSummable) as error:
             dropped.append(f"client {site.index}: {error}")
             continue
         memories[site.index] = memory

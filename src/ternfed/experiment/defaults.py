@@ -15,7 +15,7 @@ from ternfed.experiment.settings import ExperimentError, Table, choices, convert
 COMMON: Mapping[str, Table] = {
     "data": {"dataset": "digits", "partition": "iid", "hold_out": 0.05},
     "model": {"name": "mlp", "ternary": "inner"},
-    "federation": {"clients": 10, "participation": 1.0, "rounds": 100},
+    "federation": {"clients": 10, "participation": 1.0, "rounds": 100, "aggregate": "own"},
     "training": {
         "optimizer": "sgd", "rate": 0.01, "weight_decay": 0.0, "epochs": 5, "batch": 64,
         "schedule": "constant", "precision": "float32",
@@ -59,9 +59,13 @@ BY_ALGORITHM: Mapping[str, Mapping[str, Table]] = {
 
 DEPENDENT: Mapping[tuple[str, str], Mapping[str, Table]] = {
     **{("data", key): words for key, words in choices(DataSettings).items()},
+    ("federation", "aggregate"): {"trimmed_mean": {"trim": 0.2}},
     **{("training", key): words for key, words in choices(TrainingSettings).items()},
 }
 """Settings that exist only with one value of another setting, and their defaults."""
+
+LATER: Mapping[str, Table] = {"federation": {"aggregate": "own"}}
+"""Settings that the first runs did not have, and what they did."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     section: (
@@ -102,6 +106,12 @@ def fill(table: Mapping[str, Any]) -> Table:
     for (section, key), words in DEPENDENT.items():
         _fill_dependent(section, key, words, filled[section], given[section])
     return {"name": table.get("name", default_name(dataset, algorithm)), "seed": table.get("seed", 0), **filled}
+
+
+def with_later(table: Table) -> Table:
+    """A table saved beside a run's results, with the settings that came after it: so runs of all ages compare."""
+    known = {section: own for section, own in LATER.items() if isinstance(table.get(section), dict)}
+    return {**table, **{section: {**own, **table[section]} for section, own in known.items()}}
 
 
 def default_name(dataset: str, algorithm: str) -> str:

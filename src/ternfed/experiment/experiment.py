@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, unique
 
+from ternfed.aggregation.aggregation import Aggregation
 from ternfed.algorithms.algorithm import Algorithm, Network, Training
 from ternfed.data.partitions import hold_out
 from ternfed.data.sets import NAMES as DATASETS
@@ -34,9 +35,6 @@ from ternfed.experiment.sections import (
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, need, plain, read, shown, write
 
 __all__ = ["Experiment", "ExperimentError", "override", "read_table"]
-
-ALL_IN_FLOAT = frozenset({"fedavg", "cmfl", "stc", "centralized"})
-"""Algorithms that train no ternary layer: which ones could be is no difference between two of their experiments."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class Experiment:
             "seed": self.seed,
             "data": write(self.data),
             "model": {"name": self.model.name, "ternary": plain(self.model.ternary), **options},
-            "federation": write(self.federation),
+            "federation": {key: value for key, value in write(self.federation).items() if value != "none"},
             "training": write(self.training),
             "algorithm": {"name": self.algorithm.name, **preset, **write(self.algorithm.settings)},
         }
@@ -117,7 +115,7 @@ class Experiment:
     def differences(self, other: Experiment) -> Iterator[tuple[str, Any, Any]]:
         """(key, own value, the other's) of every setting in which two experiments differ; None on a side without it."""
         before, after = self.to_table(), other.to_table()
-        if {self.algorithm.name, other.algorithm.name} <= ALL_IN_FLOAT:
+        if not any(named.find_algorithm(each.algorithm.name).about.trains_ternary for each in (self, other)):
             del before["model"]["ternary"], after["model"]["ternary"]
         for section, own in before.items():
             pairs = [(section, own, after[section])]
@@ -168,11 +166,18 @@ class Experiment:
         """The algorithm for this network."""
         try:
             found = named.find_algorithm(self.algorithm.name)
-            return found.function(network, self.make_training(), self.algorithm.settings)
+            made = found.function(network, self.make_training(), self.algorithm.settings)
         except ExperimentError:
             raise
         except ValueError as error:
             raise ExperimentError(f"algorithm.name = {shown(self.algorithm.name)}: {error}") from error
+        chosen = self.make_aggregation()
+        return made if chosen is None else replace(made, aggregate=chosen)
+
+    def make_aggregation(self) -> Aggregation[Any] | None:
+        """The rule that replaces the algorithm's own; None where that one is wanted."""
+        name = self.federation.aggregate
+        return None if name == "own" else named.find_aggregation(name, self.federation.trim)
 
     def make_partition(self, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(held out, one per client): indices of the training samples that the server keeps and of each client's."""

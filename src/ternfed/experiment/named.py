@@ -1,7 +1,8 @@
-"""Networks and algorithms by name: the built-in ones, and a user's own as `module:function`.
+"""Networks, algorithms and aggregation rules by name: the built-in ones, and a user's own as `module:function`.
 
-A name X is short for `ternfed.models:X` and `ternfed.algorithms.X:algorithm`. Which settings there are follows from
-the function itself: a network's options are its arguments, an algorithm's the dataclass of its argument `settings`.
+A name X is short for `ternfed.models:X`, `ternfed.algorithms.X:algorithm` and `ternfed.aggregation.X:aggregation`.
+Which settings there are follows from the function itself: a network's options are its arguments, an algorithm's the
+dataclass of its argument `settings`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from math import prod
+from types import ModuleType
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import nn
 
-from ternfed import algorithms
-from ternfed.algorithms.algorithm import Algorithm, Network
+from ternfed import aggregation, algorithms
+from ternfed.aggregation.aggregation import Aggregation
+from ternfed.algorithms.algorithm import About, Algorithm, Network
 from ternfed.data.values import DataSet
 from ternfed.draws import seed_of
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown
@@ -41,6 +44,8 @@ class FoundAlgorithm(NamedTuple):
     """The dataclass of its settings."""
     presets: Mapping[str, Any]
     """PRESETS of its module: named values of that dataclass."""
+    about: About
+    """ABOUT of its module; without one, only its name is known."""
 
 
 def find_algorithm(name: str) -> FoundAlgorithm:
@@ -60,15 +65,52 @@ def find_algorithm(name: str) -> FoundAlgorithm:
         raise ExperimentError(
             f"{key} = {shown(name)}: its settings need another name for {' and '.join(sorted(taken))}"
         )
-    presets = getattr(inspect.getmodule(function), "PRESETS", {})
-    return FoundAlgorithm(function, settings, presets)
+    module = inspect.getmodule(function)
+    about = getattr(module, "ABOUT", About(name.rpartition(":")[2]))
+    return FoundAlgorithm(function, settings, getattr(module, "PRESETS", {}), about)
+
+
+def about(name: str) -> About | None:
+    """What a built-in algorithm says about itself; None for any other. Never imports a user's module."""
+    return find_algorithm(name).about if name in built_in_algorithms() else None
 
 
 @cache
 def built_in_algorithms() -> tuple[str, ...]:
     """The files of `algorithms/` that hold a function `algorithm`."""
-    names = (module.name for module in pkgutil.iter_modules(algorithms.__path__))
-    return tuple(name for name in names if hasattr(import_module(f"{algorithms.__name__}.{name}"), "algorithm"))
+    return _files_with(algorithms, "algorithm")
+
+
+def find_aggregation(name: str, trim: float | None = None) -> Aggregation[Any]:
+    """The aggregation rule of that name; ExperimentError where there is none, or it is not made as one."""
+    key = "federation.aggregate"
+    check_aggregation(name)
+    function = find_function(key, name if ":" in name else f"{aggregation.__name__}.{name}:aggregation")
+    try:
+        found = function() if trim is None else function(trim)
+    except (TypeError, ValueError) as error:
+        raise ExperimentError(f"{key} = {shown(name)}: {error}") from error
+    if not isinstance(found, Aggregation):
+        raise ExperimentError(f"{key} = {shown(name)}: returned {type(found).__name__}; an Aggregation is needed")
+    return found
+
+
+def check_aggregation(name: str) -> None:
+    """Refuse a name that no aggregation rule can have, without importing a user's module."""
+    known = ("own", *built_in_aggregations())
+    if ":" not in name and name not in known:
+        raise ExperimentError(f"federation.aggregate = {shown(name)}: {either(known)} or module:function is allowed")
+
+
+@cache
+def built_in_aggregations() -> tuple[str, ...]:
+    """The files of `aggregation/` that hold a function `aggregation`."""
+    return _files_with(aggregation, "aggregation")
+
+
+def _files_with(package: ModuleType, function: str) -> tuple[str, ...]:
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(name for name in names if hasattr(import_module(f"{package.__name__}.{name}"), function))
 
 
 def network_options(name: str, given: Mapping[str, Any]) -> Table:

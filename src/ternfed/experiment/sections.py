@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ternfed.algorithms.optimizers import Optimizer
 from ternfed.data.partitions import Partition
 from ternfed.data.sets import NAMES as DATASETS
+from ternfed.experiment.named import check_aggregation
 from ternfed.experiment.schedules import Schedule
 from ternfed.experiment.settings import need, shown
 
@@ -55,8 +56,14 @@ class FederationSettings:
     clients: int
     participation: float
     rounds: int
+    aggregate: str = "own"
+    """`own`: as the algorithm does it. `mean` and the other files of `aggregation/`, or `module:function`."""
+    trim: float | None = None
+    """The share that is cut off at each end, with `trimmed_mean` alone."""
 
     def __post_init__(self) -> None:
+        check_aggregation(self.aggregate)
+        need(0 <= (self.trim or 0) < 0.5, "federation.trim", self.trim, "0 to below 0.5 is allowed")
         _at_least_one("federation.clients", self.clients)
         _at_least_one("federation.rounds", self.rounds)
         # The last bit of a quotient such as 1/49 must not decide.

@@ -128,7 +128,7 @@ def _second_round(federation: Federation) -> Callable[[], object]:
     algorithm, site = federation.algorithm, federation.site(0)
     last = None if state.broadcast is None else state.broadcast.reference
     broadcast = receive(algorithm, send(algorithm, state.server, 2, True, last), last)
-    memory = dict(state.memories.get(0, {}))
+    memory = state.memories.get(0, algorithm.client_memory())
 
     def half() -> object:
         work, remembered = prepare(site, 2, broadcast, memory)

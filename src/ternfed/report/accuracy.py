@@ -188,8 +188,8 @@ def tuning(groups: Sequence[Group]) -> Sheet | None:
         rows.append((comparison.text(), rounds_label(tried[0]), *cells, f"{best:g}"))
     headings = ("data", "rounds × epochs", *(f"rate {rate:g}" for rate in rates), "best")
     notes = (
-        "Accuracy in percent on validation data, split from the training set and held out on the server: the mean of the "
-        "last three rounds.",
+        "Accuracy in percent on validation data, split from the training set and held out on the server: the mean of "
+        "the last three rounds.",
     )
     return Sheet("tuning", SHOWN["tuning"], headings, tuple(rows), texts=2, notes=notes)
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ternfed import draws
+from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms.algorithm import (
     Algorithm,
     Client,
     Helpers,
-    Memory,
     Network,
     Training,
-    Uploads,
     dense_weights,
 )
 from ternfed.data.partitions import histogram
@@ -122,7 +122,7 @@ def open_federation(
     return Federation(experiment, network, algorithm, TrainingData.of(data, device), parts, test, held_out)
 
 
-def prepare(site: Site, round: int, broadcast: Broadcast, memory: Memory) -> tuple[Work, Memory]:
+def prepare(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[Work, Any]:
     """Client: what it will train, from what it received and what it remembers."""
     local, memory = site.algorithm.start(broadcast.message, memory, site.client(round))
     seed, augment = site.experiment.seed, site.feed.augment
@@ -131,14 +131,14 @@ def prepare(site: Site, round: int, broadcast: Broadcast, memory: Memory) -> tup
 
 
 def upload(
-    site: Site, round: int, broadcast: Broadcast, memory: Memory, work: Work, trained: Trained
-) -> tuple[bytes, Memory]:
+    site: Site, round: int, broadcast: Broadcast, memory: Any, work: Work, trained: Trained
+) -> tuple[bytes, Any]:
     """Client: the bytes it sends, and what it will remember."""
     message, memory = site.algorithm.finish(trained.local, broadcast.message, memory, site.client(round))
     return reply(site.algorithm, message, _numbers(site, broadcast, round, work, trained), broadcast), memory
 
 
-def answer(site: Site, round: int, broadcast: Broadcast, memory: Memory) -> tuple[bytes, Memory]:
+def answer(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[bytes, Any]:
     """Client: its whole half of a round."""
     work, memory = prepare(site, round, broadcast, memory)
     (trained,) = train(site.network, site.training(round), site.feed, [work])
@@ -157,8 +157,7 @@ def conclude(
     clock.lap("evaluate")
     judged = -1.0 if validation is None else validation
     best = (judged, number) if validation is None or judged > state.best else (state.best, state.best_round)
-    kept = {index: memory for index, memory in after.memories.items() if memory}
-    reached = State(number, server, kept, after.holders, after.broadcast, *best)
+    reached = State(number, server, after.memories, after.holders, after.broadcast, *best)
     algorithm = federation.algorithm
     codes = algorithm.reference(algorithm.broadcast(server, False))
     travels = 0 if algorithm.central else 1
@@ -176,7 +175,7 @@ def conclude(
         clients=len(after.holders) + len(after.missing),
         skipped=uploads.skipped,
         dropped=after.dropped,
-        strategy=str(server.facts["strategy"]) if "strategy" in server.facts else None,
+        strategy=server.strategy,
         changed=_changed(after.broadcast.lent, codes),
         zeros=_zeros(codes),
         layer_bits=traffic.layer_bits(),
@@ -192,7 +191,7 @@ class RoundOutcome:
     broadcast: Broadcast
     holders: tuple[int, ...]
     """Who holds that broadcast now."""
-    memories: Mapping[int, Memory] = field(default_factory=dict)
+    memories: Mapping[int, Any] = field(default_factory=dict)
     """What each client remembers, where clients are no machines of their own."""
     missing: tuple[int, ...] = ()
     """Who was asked and did not answer."""

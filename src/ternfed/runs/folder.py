@@ -25,7 +25,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ternfed.experiment.defaults import with_later
 from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.named import find_algorithm
 from ternfed.experiment.settings import Table, shown
 from ternfed.runs.environment import environment
 from ternfed.runs.records import Round, as_line, best_round, read_rounds, read_timing, summarise, with_seconds
@@ -297,7 +299,7 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     rounds, timing = read_rounds(path / "rounds.jsonl")[0], read_timing(path / "timing.jsonl")[0]
     return Run(
-        settings=_read_config(path),
+        settings=with_later(_read_config(path)),
         environment=_read_json(path / "environment.json") or [],
         rounds=with_seconds(rounds, timing),
         summary=_read_json(path / "summary.json"),
@@ -309,9 +311,8 @@ def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> N
     for key, old, new in own.differences(wanted):
         if key != "federation.rounds":
             raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and goes on only with that")
-        full_at = getattr(own.algorithm.settings, "full_at", ())
-        of_algorithm = "its broadcasts by algorithm.full_at depend" if full_at else None
-        for what in (own.training.schedule.depends_on_rounds, of_algorithm):
+        about = find_algorithm(own.algorithm.name).about
+        for what in (own.training.schedule.depends_on_rounds, about.depends_on_rounds(own.algorithm.settings)):
             if what is not None:
                 raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, on which {what}")
         if new < done:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ternfed.algorithms.algorithm import Strategy
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import Table
 
@@ -50,6 +51,11 @@ class Round:
     """Of each ternary layer in the uploads: the entropy of its trits given the broadcast's, in bits a weight."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By phase. In a file of its own, because it is never the same twice."""
+
+    @property
+    def is_full_precision(self) -> bool:
+        """Whether a ternary algorithm broadcast this round's model in full precision (Strategy II)."""
+        return self.strategy == Strategy.FULL
 
     def to_line(self) -> bytes:
         """One line of `rounds.jsonl`. A number that is not finite becomes null: JSON has no word for it."""
@@ -144,7 +150,7 @@ def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None =
         "compression_up": up_fp32 / up if up else None,
         "compression_down": down_fp32 / down if down else None,
         "bits_per_weight_up": _mean_bits(rounds),
-        "strategy_one": strategies.count("I") if strategies else None,
+        "strategy_one": strategies.count(Strategy.TERNARY) if strategies else None,
         "rounds": len(rounds),
         "seconds": sum(seconds for record in rounds for seconds in record.seconds.values()),
         "run": experiment.name if run is None else run,

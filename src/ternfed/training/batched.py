@@ -100,6 +100,8 @@ def _is_altered(module: nn.Module) -> bool:
 
 def train_batched(network: Network, training: Training, feed: TrainingData, works: Iterable[Work]) -> Iterator[Trained]:
     """`train_one` of every client's work, in their order, many clients at a time."""
+    if training.correct is not None:
+        raise ValueError("the gradients of local steps are corrected in plain training alone: use train_one")
     chain = chain_of(network.model, feed.samples.inputs.shape[1:])
     if chain is None or feed.augment is not None:
         raise ValueError("only chains of linear layers without augmentation train many clients at once: use train_one")

@@ -51,6 +51,8 @@ def train_captured(
 
     `compiled` puts full batches through `torch.compile`: a minute once, for fewer kernels in every step.
     """
+    if training.correct is not None:
+        raise ValueError("the gradients of local steps are corrected in plain training alone: use train_one")
     if not works:
         return
     if training.quantizer is not None:

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from ternfed.algorithms.algorithm import Local, Network, Training, Weights
+from ternfed.algorithms.algorithm import Correct, Local, Network, Training, Weights
 from ternfed.quantize.ternary import quantize
 from ternfed.training.work import Trained, TrainingData, Work
 
 
 def train_one(network: Network, training: Training, feed: TrainingData, work: Work) -> Trained:
-    """Local training, one step after another (Algorithm 1): forward, loss, backward, optimizer, clip."""
+    """Local training, one step after another (Algorithm 1): forward, loss, backward, correction, optimizer, clip."""
     local = work.local
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in {**local.weights}.items()}
     factors = {name: tensor.clone().requires_grad_() for name, tensor in local.factors.items()}
@@ -31,6 +31,8 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
             loss = nn.functional.cross_entropy(outputs, labels)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
+            if training.correct is not None:
+                _correct(training.correct, leaves, local)
             optimizer.step()
             if training.clip is not None:
                 with torch.no_grad():
@@ -40,6 +42,15 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
                 total, seen = total + loss.item() * len(labels), seen + len(labels)
     detached = [{name: t.detach() for name, t in group.items()} for group in (leaves, factors)]
     return Trained(replace(local, weights=detached[0], factors=detached[1], buffers=buffers), total / max(seen, 1))
+
+
+def _correct(correct: Correct, leaves: Weights, started: Local) -> None:
+    """Replace the gradients of a step by those that the algorithm wants."""
+    with torch.no_grad():
+        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        current = {name: leaf.detach() for name, leaf in leaves.items()}
+        for name, gradient in correct(gradients, current, started).items():
+            leaves[name].grad = gradient
 
 
 def forward_weights(training: Training, leaves: Weights, factors: Weights, local: Local, epoch: int) -> Weights:

@@ -23,7 +23,6 @@ from ternfed.data.sets import load
 from ternfed.engines.flower import processes
 from ternfed.engines.flower.certs import Certificates, make_certificates
 from ternfed.experiment.experiment import Experiment
-from ternfed.round.aggregate import Average
 from ternfed.round.exchange import collect, receive, send
 from ternfed.round.federation import Federation, RoundOutcome, answer, conclude, open_federation
 from ternfed.round.state import State
@@ -246,12 +245,13 @@ def replay(experiment: Experiment, rounds: list[Round]) -> State:
     for record in rounds:
         missing = {int(reason.split(":")[0].removeprefix("client ")) for reason in record.dropped}
         data = send(algorithm, state.server, record.round, False, None)
-        broadcast, average = receive(algorithm, data, None), Average()
+        broadcast, arrived = receive(algorithm, data, None), algorithm.aggregate.begin()
         for index in federation.chosen(record.round):
             if index not in missing:
-                upload, _ = answer(federation.site(index), record.round, broadcast, {})
-                average.add(collect(algorithm, upload, broadcast))
-        state, _ = conclude(federation, state, average.uploads(), Traffic(), Clock(), RoundOutcome(broadcast, ()))
+                upload, _ = answer(federation.site(index), record.round, broadcast, algorithm.client_memory())
+                algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
+        uploads = algorithm.aggregate.finish(arrived)
+        state, _ = conclude(federation, state, uploads, Traffic(), Clock(), RoundOutcome(broadcast, ()))
     return state
 
 

@@ -14,7 +14,6 @@ from ternfed.engines import simulate
 from ternfed.engines.flower.client_round import ClientSetup, Task, WrongRound, open_site, read_experiment, work
 from ternfed.engines.flower.memory import Kept, Store
 from ternfed.experiment.experiment import ExperimentError
-from ternfed.round.aggregate import Average
 from ternfed.round.exchange import collect, receive, send
 from ternfed.round.federation import Federation, RoundOutcome, conclude
 from ternfed.round.state import State
@@ -30,14 +29,14 @@ def play_round(federation: Federation, state: State, folder: Path, again: bool =
     held = bool(state.holders)
     last = state.broadcast.reference if state.broadcast is not None else None
     data = send(algorithm, state.server, number, held, last)
-    broadcast, average = receive(algorithm, data, last if held else None), Average()
+    broadcast, arrived = receive(algorithm, data, last if held else None), algorithm.aggregate.begin()
     for index in federation.chosen(number):
         for _ in range(2 if again else 1):
             site = open_site(federation.experiment, ClientSetup(index, len(federation.parts)))
             upload = work(site, Store(folder / str(index)), RUN, Task(number, held), data)
-        average.add(collect(algorithm, upload, broadcast))
+        algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
     handed = RoundOutcome(broadcast, tuple(federation.chosen(number)))
-    return conclude(federation, state, average.uploads(), Traffic(), Clock(), handed)[0]
+    return conclude(federation, state, algorithm.aggregate.finish(arrived), Traffic(), Clock(), handed)[0]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,10 @@ def test_a_group_that_names_no_round_is_refused(group: str) -> None:
         Task.of(group)
 
 
-@pytest.mark.parametrize("setting", ['[data]\ndataset="{}"', '[model]\nname="{}"', '[algorithm]\nname="{}"'])
+@pytest.mark.parametrize(
+    "setting",
+    ['[data]\ndataset="{}"', '[model]\nname="{}"', '[algorithm]\nname="{}"', '[federation]\naggregate="{}"'],
+)
 def test_a_server_cannot_make_a_client_import_what_it_was_not_told_to(setting: str) -> None:
     with pytest.raises(ExperimentError, match="--allow antigravity"):
         read_experiment(setting.format("antigravity:fly"))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ternfed.algorithms.memory import memory_of, tensors_of
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.engines.flower.memory import Kept, Store
@@ -65,7 +66,7 @@ class ClientSetup:
 def read_experiment(text: str, modules: tuple[str, ...] = ()) -> Experiment:
     """The experiment that a server sent. `module:function` names are code: only modules that this client named run."""
     table = tomllib.loads(text)
-    for section, key in (("data", "dataset"), ("model", "name"), ("algorithm", "name")):
+    for section, key in (("data", "dataset"), ("model", "name"), ("algorithm", "name"), ("federation", "aggregate")):
         name = str(table.get(section, {}).get(key, ""))
         if ":" in name and name.partition(":")[0] not in modules:
             raise ExperimentError(
@@ -109,7 +110,8 @@ def work(site: Site, store: Store, run: str, task: Task, data: bytes) -> bytes:
     broadcast = receive(site.algorithm, data, last)
     if broadcast.message.numbers["round"] != task.round:
         raise WrongRound(f"a broadcast of round {broadcast.message.numbers['round']:g} came in round {task.round}")
-    upload, memory = answer(site, task.round, broadcast, {} if kept is None else kept.memory)
+    memory = memory_of(site.algorithm.client_memory, {} if kept is None else kept.memory)
+    upload, memory = answer(site, task.round, broadcast, memory)
     codes = None if broadcast.lent is None else dict(broadcast.lent)
-    store.save(run, Kept(task.round, memory, codes), start=0 if kept is None else kept.round)
+    store.save(run, Kept(task.round, tensors_of(memory), codes), start=0 if kept is None else kept.round)
     return upload

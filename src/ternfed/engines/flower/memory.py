@@ -18,14 +18,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ternfed.algorithms.algorithm import Memory
+from ternfed.algorithms.algorithm import Weights
 
 
 class Kept(NamedTuple):
     """A client after a round."""
 
     round: int
-    memory: Memory
+    memory: Weights
+    """What its algorithm remembers, as named tensors."""
     codes: dict[str, Tensor] | None
     """The trits of the broadcast of that round."""
 

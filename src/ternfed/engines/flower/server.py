@@ -19,7 +19,6 @@ from ternfed.engines.flower.gate import Bytes, Gate
 from ternfed.engines.flower.link import Link, open_link
 from ternfed.engines.flower.uploads import Bounds, accept
 from ternfed.experiment.experiment import Experiment
-from ternfed.round.aggregate import Average
 from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, RoundOutcome, conclude
 from ternfed.round.state import State, pack, unpack
@@ -156,14 +155,14 @@ def play_round(
         attempt = _Attempt(federation, network, state, terms, traffic_of)
         attempt.play()
         network.count(traffic_of)
-        if attempt.average.count + attempt.average.skipped >= terms.least:
+        if len(attempt.holders) >= terms.least:
             after = RoundOutcome(
                 attempt.broadcasts.any(),
                 tuple(sorted(attempt.holders)),
                 missing=tuple(sorted(set(attempt.chosen) - set(attempt.holders))),
                 dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
             )
-            uploads = attempt.average.uploads()
+            uploads = federation.algorithm.aggregate.finish(attempt.arrived)
             return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), traffic_of
         for client in sorted(attempt.dropped):
             say(f"round {state.round + 1}: {attempt.dropped[client]}")
@@ -171,7 +170,7 @@ def play_round(
         if answered >= TRIES:
             reasons = "; ".join(attempt.dropped[client] for client in sorted(attempt.dropped))
             raise NetworkError(f"round {state.round + 1} failed {TRIES} times though clients answered: {reasons}")
-        say(f"round {state.round + 1}: {attempt.average.count} uploads came, {terms.least} are needed; waiting")
+        say(f"round {state.round + 1}: {len(attempt.holders)} uploads came, {terms.least} are needed; waiting")
         wait_for_clients(network, min(terms.least, len(attempt.chosen)), terms, say)
 
 
@@ -189,7 +188,7 @@ class _Attempt:
         self.federation, self.network, self.state, self.terms = federation, network, state, terms
         self.number = state.round + 1
         self.chosen = federation.chosen(self.number)
-        self.average, self.traffic, self.clock = Average(), Traffic(), Clock()
+        self.arrived, self.traffic, self.clock = federation.algorithm.aggregate.begin(), Traffic(), Clock()
         self.holders: list[int] = []
         self.dropped: dict[int, str] = {}
         self.answered = False
@@ -259,7 +258,7 @@ class _Attempt:
             algorithm, parameters = self.federation.algorithm, self.federation.network.parameters
             broadcast, bounds = self.broadcasts.given(held).broadcast, self.terms.bounds
             message = accept(algorithm, parameters, data, broadcast, self.number, bounds)
-            self.average.add(message)
+            algorithm.aggregate.add(self.arrived, client, message)
             self.traffic.add_upload(data, message, algorithm, broadcast)
             self.holders.append(client)
         except Exception as error:  # whatever a client sends must not stop the others
