@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm
+from ternfed.engines.flower.envelope import WrongRound
 from ternfed.quantize.ternary import Ternary
 from ternfed.round.exchange import Broadcast, collect
 from ternfed.wire import Message, WireError
-
-
-class WrongRound(WireError):
-    """An upload of another round."""
 
 
 class NotFinite(WireError):
