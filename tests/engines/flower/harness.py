@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ternfed.engines.flower.certs import Certificates, make_certificates
 from ternfed.experiment.experiment import Experiment
 from ternfed.round.aggregate import Average
 from ternfed.round.exchange import collect, receive, send
-from ternfed.round.federation import Federation, RoundOutcome, answer, conclude, open_federation
+from ternfed.round.federation import Federation, RoundOutcome, Site, answer, conclude, open_federation
 from ternfed.round.state import State
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
@@ -238,8 +238,11 @@ def open_digits(experiment: Experiment) -> Federation:
     return open_federation(experiment, load("digits"))
 
 
-def replay(experiment: Experiment, rounds: list[Round]) -> State:
-    """The same run in this process with the clients that the records do not name as missing: what must come out."""
+def replay(experiment: Experiment, rounds: list[Round], sites: Sequence[Site] = ()) -> State:
+    """The same run in this process with the clients that the records do not name as missing: what must come out.
+
+    `sites` are those of clients with data of their own.
+    """
     federation = open_digits(experiment)
     state = federation.open()
     algorithm = federation.algorithm
@@ -249,7 +252,7 @@ def replay(experiment: Experiment, rounds: list[Round]) -> State:
         broadcast, average = receive(algorithm, data, None), Average()
         for index in federation.chosen(record.round):
             if index not in missing:
-                upload, _ = answer(federation.site(index), record.round, broadcast, {})
+                upload, _ = answer(sites[index] if sites else federation.site(index), record.round, broadcast, {})
                 average.add(collect(algorithm, upload, broadcast))
         state, _ = conclude(federation, state, average.uploads(), Traffic(), Clock(), RoundOutcome(broadcast, ()))
     return state

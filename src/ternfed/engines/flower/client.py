@@ -100,7 +100,9 @@ def run_client(config: ClientConfig, say: Say) -> int:
         if not is_over:
             if ended.end is adapter.End.FAILED:
                 raise NetworkError(f"the SuperNode could not start: {ended.reason}")
-            say("the connection ended; connecting again")
+            # A server that was started again turns connections to its predecessor away.
+            was = "turned away" if ended.end is adapter.End.TURNED_AWAY else "lost"
+            say(f"the connection was {was}; connecting again")
         time.sleep(AGAIN)
 
 

@@ -82,6 +82,8 @@ class Connections:
     gate: Gate
     counted: dict[int, Bytes]
     """Each client's bytes that were given to rounds before this."""
+    answering: set[int] = field(default_factory=set)
+    """Clients whose upload counted when they were last asked, in this round or an earlier one."""
 
     def ready(self) -> list[int]:
         return [client for client in self.link.nodes if self.gate.is_ready(client)]
@@ -157,6 +159,7 @@ def play_round(
         attempt = _Attempt(federation, connections, state, terms, by_client)
         attempt.play()
         connections.count(by_client)
+        connections.answering = connections.answering.difference(attempt.chosen).union(attempt.holders)
         if attempt.average.count + attempt.average.skipped >= terms.least:
             after = RoundOutcome(
                 attempt.broadcast,
@@ -233,9 +236,9 @@ class _Attempt:
         return self._kinds[held]
 
     def _wait_for_ready(self) -> set[int]:
-        """Who of the chosen is there. One that was not there in the last round either is not waited for."""
+        """Who of the chosen is there. One that did not answer when it was last asked is not waited for."""
         end = time.monotonic() + GRACE
-        expected = set(filter(self._holds, self.chosen))
+        expected = {client for client in self.chosen if self._holds(client) or client in self.connections.answering}
         while True:
             ready = {client for client in self.chosen if self.connections.gate.is_ready(client)}
             if expected <= ready or time.monotonic() > end:
