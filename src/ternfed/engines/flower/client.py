@@ -79,8 +79,8 @@ class _Work:
 
 def run_client(config: ClientConfig, say: Say) -> int:
     """Serve until the server says that the run is over; how often it took part. Refused where it may not."""
-    adapter.set_up(config.state / "flower")
     adapter.need_flower()
+    adapter.set_up(config.state / "flower")
     torch.set_num_threads(config.threads)
     certificates, key = config.certificates, config.certificates.client_key(config.setup.index)
     certificates.need(certificates.authority, key)

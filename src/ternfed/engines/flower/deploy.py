@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from ternfed.data.sets import load
 from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import make_certificates
@@ -46,8 +48,8 @@ class Plan:
 
 def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
     """The rounds that are left, as they are done; the run folder holds them, the model, and `network/`."""
-    adapter.set_up(plan.out / "network" / "flower")
     adapter.need_flower()
+    adapter.set_up(plan.out / "network" / "flower")
     with ExitStack() as stack:
         if plan.resume:
             folder, _, past, saved = RunFolder.resume(plan.out, plan.experiment)
@@ -59,8 +61,10 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
         run = known_run(plan.out) if plan.resume else new_run(plan.out)
         network = plan.out / "network"
         clients = plan.experiment.federation.clients
-        data = load(plan.experiment.data.dataset, plan.data)
         listen = plan.listen
+        if listen is None:
+            torch.set_num_threads(1)  # before its clients are forked from this process
+        data = load(plan.experiment.data.dataset, plan.data)
         if listen is None:
             shutil.rmtree(network / "certs", ignore_errors=True)
             certificates = make_certificates(network / "certs", [], clients)

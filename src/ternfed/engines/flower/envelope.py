@@ -1,4 +1,4 @@
-"""A ternfed message in a Flower message: one uint8 `Array` with an own `stype`, nothing per tensor or layer.
+"""A ternfed message in a Flower message: one uint8 `Array` with a `stype` of its own, nothing per tensor or layer.
 
 Every object of a Flower message is an HTTP call of about a kilobyte, so there is one. Its `stype` is opaque to Flower:
 a stock strategy refuses to average it, as it should.
@@ -12,7 +12,6 @@ from ternfed.wire import WireError
 
 STYPE = "ternfed.v1"
 KEY = "ternfed"
-SAMPLES = "num-examples"
 
 
 class NoMessage(WireError):

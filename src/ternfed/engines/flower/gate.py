@@ -77,8 +77,6 @@ class Gate:
     nodes: Mapping[int, int]
     """Each client's node in Flower."""
     counters: dict[int, Counter] = field(default_factory=dict)
-    refused: int = 0
-    """Requests that were turned away here."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _thread: threading.Thread | None = None
     _server: asyncio.Server | None = None
@@ -208,7 +206,6 @@ class _Connection(asyncio.Protocol):
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:  # plain HTTP, or a client that does not trust this certificate
-            self.gate.refused += 1
             self._flush()
             self._transport.close()
             return
@@ -281,7 +278,6 @@ class _Connection(asyncio.Protocol):
         status = b"200 OK" if request.path == KNOCK else b"404 Not Found"
         if client is None and (request.path == KNOCK or CALL.fullmatch(request.path)):
             status = b"401 Unauthorized"
-        self.gate.refused += not status.startswith(b"200")
         date = formatdate(usegmt=True).encode()
         head = b"HTTP/1.1 %s\r\ndate: %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         await self._write(head % (status, date))

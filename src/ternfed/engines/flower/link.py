@@ -41,9 +41,10 @@ class Link:
 
 @contextmanager
 def open_link(certificates: Certificates, clients: int, config: dict[str, str], folder: Path) -> Iterator[Link]:
-    """A SuperLink for a run: started on loopback, with TLS and SuperNode authentication; stopped at the end."""
-    adapter.set_up(folder / "flower")
-    adapter.need_flower()
+    """A SuperLink for a run: started on loopback, with TLS and SuperNode authentication; stopped at the end.
+
+    Flower must be set up by then.
+    """
     certificates.need(certificates.authority, certificates.server, certificates.server_key)
     keys = [certificates.public_key(index) for index in range(clients)]
     certificates.need(*keys)

@@ -12,8 +12,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ternfed.data.values import DataSet
 from ternfed.engines.flower import adapter
 from ternfed.engines.flower.client import ClientConfig, run_client
@@ -29,9 +27,9 @@ def local_clients(
     """The clients of a server on this machine; ended with it.
 
     On Linux they are forked from this process, which has loaded PyTorch and the data, so that five start as fast as
-    one. With one thread PyTorch has none that a fork would miss; call it before other threads are started.
+    one. A fork has only the thread that called it, so this process must have no other until then: PyTorch must have
+    been told to compute with one thread before the data was loaded.
     """
-    torch.set_num_threads(1)
     adapter.load_ahead()
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     count, loaded = experiment.federation.clients, {experiment.data.dataset: data}
