@@ -74,6 +74,16 @@ def test_every_module_but_the_strategy_can_be_imported_without_flower() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+@pytest.mark.parametrize(
+    "start", ["import ternfed", "from ternfed.cli import app; sys.argv = ['ternfed', '--help']; app.main()"]
+)
+def test_flower_is_loaded_when_it_is_used_and_not_before(start: str) -> None:
+    code = f"import sys\ntry:\n    {start}\nexcept SystemExit: pass\n"
+    code += "assert not {'flwr', 'torch'} & set(sys.modules)\n"
+    code += "import ternfed; ternfed.ternary_mod, ternfed.TernaryStrategy\nassert 'flwr' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_the_supernode_process_loads_no_pytorch() -> None:
     code = "import sys, ternfed.engines.flower.adapter.supernode; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
