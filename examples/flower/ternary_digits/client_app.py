@@ -6,8 +6,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from ternary_digits.task import make_model, part_of
-from ternfed.engines.flower.strategy import ternary_mod
-from ternfed.quantize.layers import freeze, parameter_groups, ternarize_
+from ternfed import freeze, parameter_groups, ternarize_, ternary_mod
 
 app = ClientApp(mods=[ternary_mod(make_model)])
 

@@ -5,7 +5,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from ternary_digits.task import accuracy, make_model
-from ternfed.engines.flower.strategy import TernaryStrategy
+from ternfed import TernaryStrategy
 
 app = ServerApp()
 

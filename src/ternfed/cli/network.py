@@ -23,7 +23,7 @@ LOCAL = ("federation.participation=1.0", "federation.rounds=10")
 
 def add_to(app: typer.Typer) -> None:
     """Add the verbs to a command line."""
-    certs = typer.Typer(help="Certificates of a federation: its own authority, one key pair a client.")
+    certs = typer.Typer(help="Certificates of a federation: its own authority, one key pair per client.")
     certs.command("init")(certs_init)
     app.add_typer(certs, name="certs")
     app.command()(server)
@@ -37,7 +37,7 @@ def certs_init(
     ] = None,
     clients: Annotated[int, typer.Option(min=1, help="How many clients get a key pair.")] = 5,
 ) -> None:
-    """Make a certificate authority, the server's certificate, and one key pair a client."""
+    """Make a certificate authority, the server's certificate, and one key pair per client."""
     from ternfed.engines.flower.certs import make_certificates
 
     with answered():
@@ -65,7 +65,7 @@ def server(
     samples_bound: Annotated[int, typer.Option(help="The most samples that a client may claim.")] = 10_000_000,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; else a new one under runs/.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Delete an earlier run in --out.")] = False,
     data: Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else there.")] = False,
@@ -75,7 +75,7 @@ def server(
         if (local is None) == (certs is None):
             raise ValueError("--certs DIR is needed, or --local N for a try on this machine")
         if resume and out is None:
-            raise ValueError("--resume: --out names the run to go on with")
+            raise ValueError("--resume: --out names the run to resume")
         given = [*(LOCAL if local and file is None and not resume else ()), *(settings or [])]
         count = local or clients
         given += [f"federation.clients={count}"] if count else []
@@ -88,19 +88,17 @@ def server(
 
         experiment = Experiment.given(file, given, out if resume else None)
         _one_thread()
-        door = None if certs is None else ListenAddress(Certificates(certs), host, port)
+        listen = None if certs is None else ListenAddress(Certificates(certs), host, port)
         terms = Terms(deadline, patience, least, Bounds(scale_bound, weight_bound, samples_bound))
-        place = out or fresh_folder(experiment.name)
-        plan = Plan(experiment, place, door, terms, wait_for, resume, overwrite, data)
-        if data is not None:
-            os.environ["TERNFED_DATA"] = str(data)  # for the clients of a local try
+        folder = out or fresh_folder(experiment.name)
+        plan = Plan(experiment, folder, listen, terms, wait_for, resume, overwrite, data)
         total = experiment.federation.rounds
         _stop_at_sigterm()
         rounds = serve(plan, _say(as_json))
         for outcome in terminal.show_rounds(rounds, total, experiment.name, quiet=as_json):
             for reason in outcome.dropped:
                 _say(as_json)(f"round {outcome.round}: {reason}")
-        _show_end(place, experiment, as_json)
+        _show_end(folder, experiment, as_json)
 
 
 def client(
@@ -128,10 +126,11 @@ def client(
         from ternfed.engines.flower.client_round import ClientSetup
 
         modules = tuple(dict.fromkeys([*(allow or []), *([data.partition(":")[0]] if data else [])]))
-        own = ClientSetup(index, count, None if data is None else load(data), modules, device)
-        place = ClientConfig(server, Certificates(certs), own, state or Path(f"ternfed-client-{index}"), stay, threads)
+        setup = ClientSetup(index, count, None if data is None else load(data), modules, device)
+        folder = state or Path(f"ternfed-client-{index}")
+        config = ClientConfig(server, Certificates(certs), setup, folder, stay, threads)
         _stop_at_sigterm()
-        rounds = run_client(place, _say(False))
+        rounds = run_client(config, _say(False))
     terminal.err.print(f"The run is over; this client took part {rounds} times.", highlight=False)
 
 
@@ -161,15 +160,15 @@ def _fail(error: Exception, code: int) -> None:
     raise typer.Exit(code) from error
 
 
-def _show_end(place: Path, experiment: Experiment, as_json: bool) -> None:
+def _show_end(folder: Path, experiment: Experiment, as_json: bool) -> None:
     import json
 
-    result = json.loads((place / "summary.json").read_text(encoding="utf-8"))
+    result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if as_json:
-        terminal.print_json({**result, "run": str(place)})
+        terminal.print_json({**result, "run": str(folder)})
         return
     terminal.out.print(terminal.summary_table({experiment.name: result}))
-    terminal.out.print(f"The model is {place}/last.safetensors, the run in {place}", highlight=False)
+    terminal.out.print(f"The model is {folder}/last.safetensors, the run in {folder}", highlight=False)
 
 
 def _say(quiet: bool) -> Callable[[str], None]:

@@ -12,28 +12,29 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ternfed.engines.flower import client, runtime
+from ternfed.data.sets import load
+from ternfed.engines.flower import adapter, client
 from ternfed.engines.flower.certs import Certificates
-from ternfed.engines.flower.client_round import ClientSetup, known_data
+from ternfed.engines.flower.client_round import ClientSetup
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.quantize.ternary import Ternary
 from ternfed.round.exchange import collect, receive
 from ternfed.wire import Message, encode, schema_of
 
 honest = client.work
+loaded = {"digits": load("digits")}
 
 
 def odd(faults: dict[str, str], folder: Path) -> Any:
     """The client's work with a fault in some rounds, or in the next after a file `fault` was put into its folder."""
 
-    def work(site: Any, store: Any, run: str, task: Any, data: bytes) -> bytes:
-        fault = faults.get(str(task.round), "")
+    def work(site: Any, store: Any, run: str, request: Any, data: bytes) -> bytes:
+        fault = faults.get(str(request.round), "")
         if (folder / "fault").exists():
             fault = (folder / "fault").read_text()
             (folder / "fault").unlink()
@@ -42,13 +43,13 @@ def odd(faults: dict[str, str], folder: Path) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.startswith("sleep"):
             time.sleep(float(fault.split()[1]))
-        upload = honest(site, store, run, task, data)
-        return forge(fault, site, task, data, upload) if fault in FORGERIES else upload
+        upload = honest(site, store, run, request, data)
+        return forge(fault, site, request, data, upload) if fault in FORGERIES else upload
 
     return work
 
 
-def changed(site: Any, task: Any, upload: bytes, data: bytes, **what: Any) -> bytes:
+def changed(site: Any, upload: bytes, data: bytes, **what: Any) -> bytes:
     """The honest upload, decoded, changed and encoded again: a valid message with a lie in it."""
     broadcast = receive(site.algorithm, data, None)
     message = collect(site.algorithm, upload, broadcast)
@@ -64,19 +65,19 @@ def changed(site: Any, task: Any, upload: bytes, data: bytes, **what: Any) -> by
 
 OTHER = Message({"weight": torch.zeros(3)}, {"round": 1.0, "samples": 1.0, "loss": 0.0})
 FORGERIES = {
-    "random": lambda site, task, data, upload: os.urandom(len(upload)),
-    "nothing": lambda site, task, data, upload: b"",
-    "truncated": lambda site, task, data, upload: upload[:-1],
-    "replayed": lambda site, task, data, upload: changed(site, task, upload, data, numbers={"round": task.round - 1.0}),
-    "huge": lambda site, task, data, upload: changed(site, task, upload, data, scale=1e6),
-    "infinite": lambda site, task, data, upload: changed(site, task, upload, data, value=float("inf")),
-    "heavy": lambda site, task, data, upload: changed(site, task, upload, data, numbers={"samples": 1e12}),
-    "another model": lambda site, task, data, upload: encode(OTHER, schema_of(OTHER)),
+    "random": lambda site, request, data, upload: os.urandom(len(upload)),
+    "nothing": lambda site, request, data, upload: b"",
+    "truncated": lambda site, request, data, upload: upload[:-1],
+    "replayed": lambda site, request, data, upload: changed(site, upload, data, numbers={"round": request.round - 1.0}),
+    "huge": lambda site, request, data, upload: changed(site, upload, data, scale=1e6),
+    "infinite": lambda site, request, data, upload: changed(site, upload, data, value=float("inf")),
+    "heavy": lambda site, request, data, upload: changed(site, upload, data, numbers={"samples": 1e12}),
+    "another model": lambda site, request, data, upload: encode(OTHER, schema_of(OTHER)),
 }
 
 
-def forge(fault: str, site: Any, task: Any, data: bytes, upload: bytes) -> bytes:
-    return bytes(FORGERIES[fault](site, task, data, upload))
+def forge(fault: str, site: Any, request: Any, data: bytes, upload: bytes) -> bytes:
+    return bytes(FORGERIES[fault](site, request, data, upload))
 
 
 def run(spec: dict[str, Any]) -> None:
@@ -86,11 +87,10 @@ def run(spec: dict[str, Any]) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         client.work = odd(spec.get("faults", {}), folder)
-        own = ClientSetup(spec["index"], spec["count"])
-        place = client.Place(spec["server"], Certificates(Path(spec["certs"])), own, folder)
-        place = replace(place, stay=spec.get("stay", False))
+        setup = ClientSetup(spec["index"], spec["count"], loaded=loaded)
+        config = client.ClientConfig(spec["server"], Certificates(Path(spec["certs"])), setup, folder)
         try:
-            client.run_client(place, lambda text: print(text, file=log))
+            client.run_client(config, lambda text: print(text, file=log))
         except NetworkError as error:
             print(f"{type(error).__name__}: {error}", file=log)
             os._exit(1)
@@ -103,9 +103,8 @@ def leave(number: int, frame: object) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1")
-    runtime.load_ahead()
-    known_data("digits")
+    os.environ.update(adapter.OFFLINE)
+    adapter.load_ahead()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         child = os.fork()

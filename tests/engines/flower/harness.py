@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from ternfed.engines.flower import processes
 from ternfed.engines.flower.certs import Certificates, make_certificates
 from ternfed.experiment.experiment import Experiment
 from ternfed.round.exchange import collect, receive, send
-from ternfed.round.federation import Federation, RoundOutcome, answer, conclude, open_federation
+from ternfed.round.federation import Federation, RoundOutcome, Site, answer, conclude, open_federation
 from ternfed.round.state import State
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
@@ -237,8 +237,11 @@ def open_digits(experiment: Experiment) -> Federation:
     return open_federation(experiment, load("digits"))
 
 
-def replay(experiment: Experiment, rounds: list[Round]) -> State:
-    """The same run in this process with the clients that the records do not name as missing: what must come out."""
+def replay(experiment: Experiment, rounds: list[Round], sites: Sequence[Site] = ()) -> State:
+    """The same run in this process with the clients that the records do not name as missing: what must come out.
+
+    `sites` are those of clients with data of their own.
+    """
     federation = open_digits(experiment)
     state = federation.open()
     algorithm = federation.algorithm
@@ -248,7 +251,8 @@ def replay(experiment: Experiment, rounds: list[Round]) -> State:
         broadcast, arrived = receive(algorithm, data, None), algorithm.aggregate.begin()
         for index in federation.chosen(record.round):
             if index not in missing:
-                upload, _ = answer(federation.site(index), record.round, broadcast, algorithm.client_memory())
+                site = sites[index] if sites else federation.site(index)
+                upload, _ = answer(site, record.round, broadcast, algorithm.client_memory())
                 algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
         uploads = algorithm.aggregate.finish(arrived)
         state, _ = conclude(federation, state, uploads, Traffic(), Clock(), RoundOutcome(broadcast, ()))

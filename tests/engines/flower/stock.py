@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ternfed.engines.flower import processes
+from ternfed.engines.flower import adapter, processes
 
 
 @contextmanager
@@ -24,18 +24,20 @@ def stock_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     before = dict(os.environ)
-    os.environ.update(processes.OFFLINE, FLWR_HOME=str(home))
+    os.environ.update(adapter.OFFLINE, FLWR_HOME=str(home))
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     children = []
     try:
-        link = ["--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
-        children.append(processes.start("flower-superlink", link, place / "superlink.log"))
+        link = [adapter.program("flower-superlink"), "--insecure", "--port", str(port)]
+        link += ["--disable-runtime-dependency-installation"]
+        children.append(processes.start(link, place / "superlink.log"))
         _wait_for(port)
         for index in range(nodes):
-            own = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(processes.free_port())]
-            own += ["--node-config", f"partition-id={index} num-partitions={nodes}"]
-            children.append(processes.start("flower-supernode", own, place / f"supernode-{index}.log"))
+            node = [adapter.program("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}"]
+            node += ["--port", str(processes.free_port())]
+            node += ["--node-config", f"partition-id={index} num-partitions={nodes}"]
+            children.append(processes.start(node, place / f"supernode-{index}.log"))
         yield dict(os.environ)
     finally:
         for child in children:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from harness import open_digits, same_bits, small
 
+from ternfed.data.sets import load
 from ternfed.engines import simulate
-from ternfed.engines.flower.client_round import ClientSetup, Task, WrongRound, open_site, read_experiment, work
+from ternfed.engines.flower.client_round import ClientSetup, RoundRequest, open_site, read_experiment, work
+from ternfed.engines.flower.envelope import WrongRound
 from ternfed.engines.flower.memory import Kept, Store
 from ternfed.experiment.experiment import ExperimentError
 from ternfed.round.exchange import collect, receive, send
@@ -32,11 +34,11 @@ def play_round(federation: Federation, state: State, folder: Path, again: bool =
     broadcast, arrived = receive(algorithm, data, last if held else None), algorithm.aggregate.begin()
     for index in federation.chosen(number):
         for _ in range(2 if again else 1):
-            site = open_site(federation.experiment, ClientSetup(index, len(federation.parts)))
-            upload = work(site, Store(folder / str(index)), RUN, Task(number, held), data)
+            site = open_site(federation.experiment, ClientSetup(index, len(federation.parts)), load("digits"))
+            upload = work(site, Store(folder / str(index)), RUN, RoundRequest(number, held), data)
         algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
-    handed = RoundOutcome(broadcast, tuple(federation.chosen(number)))
-    return conclude(federation, state, algorithm.aggregate.finish(arrived), Traffic(), Clock(), handed)[0]
+    outcome = RoundOutcome(broadcast, tuple(federation.chosen(number)))
+    return conclude(federation, state, algorithm.aggregate.finish(arrived), Traffic(), Clock(), outcome)[0]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +64,9 @@ def test_a_client_without_the_last_broadcast_says_so_and_changes_nothing(tmp_pat
     data = send(federation.algorithm, state.server, 2, True, state.broadcast.reference)
     site, empty = federation.site(0), Store(tmp_path / "new")
     with pytest.raises(MissingReference, match="round 1; nothing is held"):
-        work(site, empty, RUN, Task(2, True), data)
+        work(site, empty, RUN, RoundRequest(2, True), data)
     with pytest.raises(MissingReference):
-        work(site, Store(tmp_path / "0"), "another run", Task(2, True), data)
+        work(site, Store(tmp_path / "0"), "another run", RoundRequest(2, True), data)
     assert not (tmp_path / "new").exists()
 
 
@@ -72,7 +74,7 @@ def test_a_broadcast_of_another_round_is_refused(tmp_path: Path) -> None:
     federation = open_digits(small(2, 3))
     data = send(federation.algorithm, federation.open().server, 1, False, None)
     with pytest.raises(WrongRound):
-        work(federation.site(0), Store(tmp_path), RUN, Task(2, False), data)
+        work(federation.site(0), Store(tmp_path), RUN, RoundRequest(2, False), data)
 
 
 def test_the_disk_holds_two_rounds_of_one_run(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_file_that_was_cut_short_is_as_if_it_were_not_there(tmp_path: Path) ->
 @pytest.mark.parametrize("group", ["", "x", "-1", "1/2", "held", "٣", "1" * 50])
 def test_a_group_that_names_no_round_is_refused(group: str) -> None:
     with pytest.raises(WrongRound):
-        Task.of(group)
+        RoundRequest.of(group)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_server_cannot_make_a_client_import_what_it_was_not_told_to(setting: s
 
 def test_a_client_of_another_division_of_the_data_is_refused() -> None:
     with pytest.raises(ExperimentError, match="--data-partition 0/3"):
-        open_site(small(2, 1), ClientSetup(0, 3))
+        open_site(small(2, 1), ClientSetup(0, 3), load("digits"))
 
 
 def test_a_client_does_not_load_what_only_reports_and_data_sets_need() -> None:

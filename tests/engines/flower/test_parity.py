@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,39 @@ def test_five_nodes_end_every_round_with_the_bits_and_the_record_of_the_simulato
         # On the socket there are at least the payload and, with TLS and Flower's calls, a few kilobytes more.
         assert all(0 < each["socket_up"] - each["payload_up"] < 60_000 for each in own)
         assert all(0 < each["socket_down"] - each["payload_down"] < 60_000 for each in own)
+
+
+def test_clients_that_sit_rounds_out_end_with_the_bits_and_the_record_of_the_simulator(
+    tmp_path: Path, clients: Clients
+) -> None:
+    experiment = small(5, 6, "federation.participation=0.5")
+    federation = open_digits(experiment)
+    chosen = [set(federation.chosen(number)) for number in range(1, 7)]
+    # Some hold the broadcast of the round before, some held one and sat a round out, some never had any.
+    pairs = list(pairwise(chosen))
+    assert any(now & before for before, now in pairs)
+    assert any((now - before) & set().union(*chosen[:number]) for number, (before, now) in enumerate(pairs))
+    assert any(now - before - set().union(*chosen[:number]) for number, (before, now) in enumerate(pairs))
+
+    keys, port = certificates(tmp_path, 5), processes.free_port()
+    for index in range(5):
+        clients.start(index, f"127.0.0.1:{port}", keys.folder)
+    plan = Plan(experiment, tmp_path / "run", ListenAddress(keys, "127.0.0.1", port), Terms(60, 120))
+    expected = simulate.play(federation)
+    for outcome in serve(plan, lambda text: None):
+        state, record = next(expected)
+        assert same_bits(load_file(tmp_path / "run" / "last.safetensors"), state)
+        assert outcome.to_line() == record.to_line()
+    lines = Server(tmp_path / "run", keys, experiment).bytes()
+    asked = [{int(name) for name, cost in line["clients"].items() if cost["payload_down"]} for line in lines]
+    assert asked == chosen
+    # What a client pays for a broadcast says whether it was coded given the one before.
+    for before, now, line in zip(chosen, chosen[1:], lines[1:], strict=False):
+        costs = {index: line["clients"][str(index)]["payload_down"] for index in now}
+        held, new = ({costs[index] for index in group} for group in (now & before, now - before))
+        assert len(held) <= 1
+        assert len(new) <= 1
+        assert not held or not new or max(held) < min(new)
 
 
 def test_what_clients_remember_survives_the_restart_of_every_process(tmp_path: Path, clients: Clients) -> None:

@@ -35,7 +35,9 @@ REASONS = {
 
 
 @dataclass
-class ListenAddress:
+class Listening:
+    """A server, clients that are registered, and a stranger."""
+
     server: Server
     clients: Clients
     stranger: Certificates
@@ -47,7 +49,7 @@ class ListenAddress:
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ListenAddress]:
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
     """A server of four clients that waits for them."""
     place = tmp_path_factory.mktemp("refusals")
     server = Server(place / "run", certificates(place, 4), small(4, len(REASONS)))
@@ -55,50 +57,53 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ListenAddress]:
     try:
         server.start("--deadline", "30", "--patience", "200")
         wait(lambda: "listening" in server.said(), 90, "the server to listen", server.said)
-        yield ListenAddress(server, clients, make_certificates(place / "stranger", ["127.0.0.1"], 1))
+        yield Listening(server, clients, make_certificates(place / "stranger", ["127.0.0.1"], 1))
     finally:
         server.close()
         clients.close()
 
 
-def ask(door: ListenAddress, path: str, context: ssl.SSLContext | None = None) -> http.client.HTTPResponse:
-    context = context or door.server.certificates.client_context()
-    connection = http.client.HTTPSConnection("127.0.0.1", door.port, timeout=10, context=context)
+def ask(listening: Listening, path: str, context: ssl.SSLContext | None = None) -> http.client.HTTPResponse:
+    context = context or listening.server.certificates.client_context()
+    connection = http.client.HTTPSConnection("127.0.0.1", listening.port, timeout=10, context=context)
     connection.request("POST", path, b"", {"content-type": "application/x-protobuf"})
     return connection.getresponse()
 
 
-def run_client(door: ListenAddress, certs: Path, state: Path) -> subprocess.CompletedProcess[str]:
+def run_client(listening: Listening, certs: Path, state: Path) -> subprocess.CompletedProcess[str]:
     """The command line's own client, for as long as it runs."""
-    command = [sys.executable, "-m", "ternfed", "client", "--server", door.server.address]
+    command = [sys.executable, "-m", "ternfed", "client", "--server", listening.server.address]
     command += ["--certs", str(certs), "--data-partition", "0/4", "--state", str(state)]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
-def test_a_key_that_is_not_registered_is_refused(door: ListenAddress, tmp_path: Path) -> None:
+def test_a_key_that_is_not_registered_is_refused(listening: Listening, tmp_path: Path) -> None:
     # The right authority, but a key that the server never saw.
     mixed = tmp_path / "mixed"
     mixed.mkdir()
-    for source, name in ((door.server.certificates.authority, "ca.crt"), (door.stranger.client_key(0), "client-0")):
+    for source, name in (
+        (listening.server.certificates.authority, "ca.crt"),
+        (listening.stranger.client_key(0), "client-0"),
+    ):
         (mixed / name).write_bytes(source.read_bytes())
-    ended = run_client(door, mixed, tmp_path / "state")
+    ended = run_client(listening, mixed, tmp_path / "state")
     assert ended.returncode == 1
     assert "does not know this client's key" in ended.stderr
 
 
-def test_a_server_of_another_authority_is_refused_by_the_client(door: ListenAddress, tmp_path: Path) -> None:
-    ended = run_client(door, door.stranger.folder, tmp_path / "state")
+def test_a_server_of_another_authority_is_refused_by_the_client(listening: Listening, tmp_path: Path) -> None:
+    ended = run_client(listening, listening.stranger.folder, tmp_path / "state")
     assert ended.returncode == 1
     assert "certificate is not from the authority in ca.crt" in ended.stderr
 
 
-def test_the_certificate_does_not_verify_against_another_authority(door: ListenAddress) -> None:
+def test_the_certificate_does_not_verify_against_another_authority(listening: Listening) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
-        ask(door, "/v1/fleet/pull-messages", door.stranger.client_context())
+        ask(listening, "/v1/fleet/pull-messages", listening.stranger.client_context())
 
 
-def test_plain_http_is_refused_on_the_tls_port(door: ListenAddress) -> None:
-    with socket.create_connection(("127.0.0.1", door.port), timeout=10) as plain:
+def test_plain_http_is_refused_on_the_tls_port(listening: Listening) -> None:
+    with socket.create_connection(("127.0.0.1", listening.port), timeout=10) as plain:
         plain.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
         answer = b""
         while part := plain.recv(4096):
@@ -109,28 +114,28 @@ def test_plain_http_is_refused_on_the_tls_port(door: ListenAddress) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/v1/fleet/../control/register-node"]
 )
-def test_nothing_but_the_calls_of_clients_comes_through_the_gate(door: ListenAddress, path: str) -> None:
-    assert ask(door, path).status == 404
+def test_nothing_but_the_calls_of_clients_comes_through_the_gate(listening: Listening, path: str) -> None:
+    assert ask(listening, path).status == 404
 
 
-def test_a_call_without_a_key_is_refused(door: ListenAddress) -> None:
-    assert ask(door, "/v1/fleet/pull-messages").status == 401
+def test_a_call_without_a_key_is_refused(listening: Listening) -> None:
+    assert ask(listening, "/v1/fleet/pull-messages").status == 401
 
 
-def test_two_lengths_in_one_request_end_the_connection(door: ListenAddress) -> None:
-    context = door.server.certificates.client_context()
+def test_two_lengths_in_one_request_end_the_connection(listening: Listening) -> None:
+    context = listening.server.certificates.client_context()
     with (
-        socket.create_connection(("127.0.0.1", door.port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", listening.port), timeout=10) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
     ):
         secure.sendall(b"POST /v1/fleet/get-run HTTP/1.1\r\ncontent-length: 0\r\ncontent-length: 5\r\n\r\n")
         assert secure.recv(4096) == b""
 
 
-def test_liars_are_dropped_counted_and_named_and_do_not_move_the_model(door: ListenAddress) -> None:
-    server = door.server
+def test_liars_are_dropped_counted_and_named_and_do_not_move_the_model(listening: Listening) -> None:
+    server = listening.server
     for index in range(4):
-        door.clients.start(index, server.address, server.certificates.folder, faults=LIES.get(index, {}))
+        listening.clients.start(index, server.address, server.certificates.folder, faults=LIES.get(index, {}))
     assert server.wait_for_end(120) == 0, server.said()
     for record in server.rounds():
         assert len(record.dropped) == 2
@@ -140,13 +145,13 @@ def test_liars_are_dropped_counted_and_named_and_do_not_move_the_model(door: Lis
     assert same_bits(server.model(), replay(server.experiment, server.rounds()))
 
 
-def test_private_keys_are_for_their_owner_alone_and_in_no_log(door: ListenAddress) -> None:
-    folder = door.server.certificates.folder
+def test_private_keys_are_for_their_owner_alone_and_in_no_log(listening: Listening) -> None:
+    folder = listening.server.certificates.folder
     private = [file for file in folder.iterdir() if b"PRIVATE KEY" in file.read_bytes()]
     assert sorted(file.name for file in private) == ["ca.key", *(f"client-{i}" for i in range(4)), "server.key"]
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in private)
     secrets = {line for file in private for line in file.read_text().splitlines() if "-----" not in line}
-    for log in [*door.server.out.rglob("*"), *door.clients.place.rglob("*"), door.server.output]:
+    for log in [*listening.server.out.rglob("*"), *listening.clients.place.rglob("*"), listening.server.output]:
         if log.is_file():
             text = log.read_text(encoding="utf-8", errors="replace")
             assert not any(secret in text for secret in secrets if len(secret) > 20), log

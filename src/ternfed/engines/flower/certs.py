@@ -1,4 +1,4 @@
-"""A federation's own certificates: an authority, the server's certificate, and one key pair a client.
+"""A federation's own certificates: an authority, the server's certificate, and one key pair per client.
 
     ca.crt  ca.key       the authority: its certificate goes to every client, its key stays where it is
     server.pem           the server's certificate for its names and addresses
@@ -95,13 +95,6 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: int) -> Certi
     return made
 
 
-def add_clients(made: Certificates, clients: int) -> None:
-    """Key pairs for the clients up to this number that have none yet."""
-    for index in range(clients):
-        if not made.public_key(index).exists():
-            _write_client(made, index)
-
-
 def public_bytes(file: Path) -> bytes:
     """A public key as Flower sends it: PEM."""
     from cryptography.hazmat.primitives import serialization as s
@@ -111,6 +104,17 @@ def public_bytes(file: Path) -> bytes:
     except (OSError, ValueError) as error:
         raise NetworkError(f"{file}: is no public key in OpenSSH format ({error})") from error
     return key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+
+
+def public_half(file: Path) -> bytes:
+    """The public half of a client's private key, as Flower sends it: PEM."""
+    from cryptography.hazmat.primitives import serialization as s
+
+    try:
+        key = s.load_ssh_private_key(file.read_bytes(), password=None)
+    except (OSError, ValueError) as error:
+        raise NetworkError(f"{file}: is no private key in OpenSSH format ({error})") from error
+    return key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _new_key() -> EllipticCurvePrivateKey:

@@ -10,17 +10,26 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ternfed.engines.flower import processes, runtime
-from ternfed.engines.flower.certs import Certificates
-from ternfed.engines.flower.client_round import END, ClientSetup, Task, open_site, read_experiment, work
+from ternfed.engines.flower import adapter, processes
+from ternfed.engines.flower.certs import Certificates, public_half
+from ternfed.engines.flower.client_round import (
+    END,
+    ClientSetup,
+    RoundRequest,
+    find_data,
+    open_site,
+    read_experiment,
+    work,
+)
 from ternfed.engines.flower.envelope import content, unwrap
-from ternfed.engines.flower.errors import NetworkError, Refused
+from ternfed.engines.flower.errors import NetworkError
+from ternfed.engines.flower.knock import knock
 from ternfed.engines.flower.memory import Store
 from ternfed.round.federation import Site
 
@@ -28,8 +37,6 @@ POLL = 0.2
 """Seconds between two looks for a task."""
 AGAIN = 2.0
 """Seconds before a SuperNode that ended is started again."""
-GAVE_UP = (b"Giving up reconnection", b"handshake error detected")
-"""What a SuperNode says when it stops asking for messages. Its process may stay, and does nothing any more."""
 
 Say = Callable[[str], None]
 
@@ -41,7 +48,7 @@ class ClientConfig:
     server: str
     """HOST:PORT"""
     certificates: Certificates
-    own: ClientSetup
+    setup: ClientSetup
     state: Path
     """Its folder: what it must not forget, and the SuperNode's log."""
     stay: bool = False
@@ -50,144 +57,129 @@ class ClientConfig:
     """That PyTorch computes with; results repeat bit for bit with one."""
 
 
-@dataclass
 class _Work:
-    """The run that this client takes part in, made ready once."""
+    """The run that this client takes part in, made ready once, and the data that it owns."""
 
-    place: ClientConfig
-    run: str | None = None
-    site: Site | None = None
-    rounds: int = field(default=0)
+    def __init__(self, config: ClientConfig) -> None:
+        self.setup = config.setup
+        self.store = Store(config.state / "runs")
+        self.rounds = 0
+        self._loaded = dict(config.setup.loaded)
+        self._open: tuple[str, Site] | None = None
 
-    def site_of(self, config: dict[str, Any]) -> tuple[str, Site]:
-        run = str(config["run"])
-        if self.site is None or self.run != run:
-            self.site = open_site(read_experiment(str(config["experiment"]), self.place.own.modules), self.place.own)
-            self.run = run
-        return run, self.site
+    def site_of(self, run_config: dict[str, Any]) -> tuple[str, Site]:
+        run = str(run_config["run"])
+        if self._open is None or self._open[0] != run:
+            experiment = read_experiment(str(run_config["experiment"]), self.setup.modules)
+            data = find_data(experiment, self.setup, self._loaded)
+            self._loaded = {experiment.data.dataset: data}
+            self._open = run, open_site(experiment, self.setup, data)
+        return self._open
 
 
-def run_client(place: ClientConfig, say: Say) -> int:
+def run_client(config: ClientConfig, say: Say) -> int:
     """Serve until the server says that the run is over; how often it took part. Refused where it may not."""
-    processes.set_up_flower(place.state / "flower")
-    runtime.need_flower()
-    torch.set_num_threads(place.threads)
-    place.certificates.need(place.certificates.authority, place.certificates.client_key(place.own.index))
-    place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    runtime.quiet()
-    working = _Work(place)
-    was_connected = False
+    adapter.need_flower()
+    adapter.set_up(config.state / "flower")
+    torch.set_num_threads(config.threads)
+    certificates, key = config.certificates, config.certificates.client_key(config.setup.index)
+    certificates.need(certificates.authority, key)
+    public_key, context = public_half(key), certificates.client_context()
+    config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    adapter.quiet()
+    working = _Work(config)
     while True:
-        with _supernode(place) as (node, address, secret, log):
-            end = _serve(working, lambda: node.poll() is None and not _gave_up(log), address, secret, say)
-            text = log.read_text(encoding="utf-8", errors="replace")
-        if end and not place.stay:
+        away = knock(config.server, context, public_key)
+        if away is not None:  # a SuperNode keeps trying
+            say(f"{config.server} does not answer yet ({away}); waiting for it")
+        with _supernode(config, key) as node:
+            is_over = _serve(working, node, say)
+            ended = adapter.how_it_ended(node.report)
+        if is_over and not config.stay:
             return working.rounds
-        was_connected = was_connected or "SuperNode ID" in text
-        if not end:
-            _check_refused(text, was_connected)
-            say("the connection ended; connecting again")
+        if not is_over:
+            if ended.end is adapter.End.FAILED:
+                raise NetworkError(f"the SuperNode could not start: {ended.reason}")
+            # A server that was started again turns connections to its predecessor away.
+            was = "turned away" if ended.end is adapter.End.TURNED_AWAY else "lost"
+            say(f"the connection was {was}; connecting again")
         time.sleep(AGAIN)
 
 
+class _SuperNode(NamedTuple):
+    process: subprocess.Popen[bytes]
+    address: str
+    """Where it hands out tasks."""
+    secret: bytes
+    report: Path
+
+
 @contextmanager
-def _supernode(place: ClientConfig) -> Iterator[tuple[subprocess.Popen[bytes], str, bytes, Path]]:
+def _supernode(config: ClientConfig, key: Path) -> Iterator[_SuperNode]:
     port = processes.free_port()
-    secret_file, log = place.state / "secret", place.state / "supernode.log"
+    secret_file, log, report = (config.state / name for name in ("secret", "supernode.log", "supernode.json"))
     secret = processes.write_secret(secret_file)
     log.write_bytes(b"")
-    arguments = [
-        "--root-certificates", str(place.certificates.authority),
-        "--auth-supernode-private-key", str(place.certificates.client_key(place.own.index)),
-        "--superlink", place.server,
-        "--isolation", "process", "--superexec-auth-secret-file", str(secret_file),
-        "--host", "127.0.0.1", "--port", str(port),
-    ]  # fmt: skip
-    node = processes.start("flower-supernode", arguments, log)
+    report.unlink(missing_ok=True)
+    authority = config.certificates.authority
+    command = adapter.supernode_command(config.server, port, authority, key, secret_file, report)
+    process = processes.start(command, log)
     try:
-        yield node, f"127.0.0.1:{port}", secret, log
+        yield _SuperNode(process, f"127.0.0.1:{port}", secret, report)
     finally:
-        processes.stop(node, patience=2.0)
+        processes.stop(process, patience=2.0)
         secret_file.unlink(missing_ok=True)
 
 
-def _gave_up(log: Path) -> bool:
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - 4096))
-        text = stream.read()
-    return any(words in text for words in GAVE_UP)
-
-
-def _serve(working: _Work, is_alive: Callable[[], bool], address: str, secret: bytes, say: Say) -> bool:
+def _serve(working: _Work, node: _SuperNode, say: Say) -> bool:
     """Take tasks while the SuperNode lives; True when the server says that the run is over."""
-    import httpx
+    queue = adapter.open_queue(node.address, node.secret)
+    adapter.load_ahead()  # while the SuperNode starts
 
-    client = runtime.acquirer(address, secret)
-    runtime.load_ahead()  # while the SuperNode starts
-
-    while is_alive():
+    while node.process.poll() is None:
         try:
-            token = runtime.acquire(client, "flwr-clientapp")
-        except httpx.HTTPError:  # the SuperNode is still starting
+            token = adapter.take(queue, adapter.CLIENT_APP)
+        except adapter.CallFailed:  # the SuperNode is still starting
             token = None
         if token is None:
             time.sleep(POLL)
-        elif _do_task(working, runtime.task_client(address, token, "flwr-clientapp"), say):
+        elif _do_task(working, adapter.open_task(node.address, token, adapter.CLIENT_APP), say):
             time.sleep(1.5)  # the SuperNode looks for replies every half second
             return True
     return False
 
 
-def _do_task(working: _Work, client: Any, say: Say) -> bool:
+def _do_task(working: _Work, task: Any, say: Say) -> bool:
     """One message answered; True when it was the last."""
-    import httpx
-    from flwr.app import Error, Message, RecordDict
-    from flwr.common.constant import ErrorCode, SubStatus
-    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+    from flwr.app import RecordDict
 
-    with runtime.heartbeats(client):
+    with adapter.heartbeats(task):
         try:
-            message, context, _, _ = pull_task_input(client)
-        except (httpx.HTTPError, RuntimeError) as error:
+            message, context = adapter.read_task(task)
+        except adapter.CallFailed as error:
             say(f"a message could not be read: {error}")
             return False
-        group, end = message.metadata.group_id, message.metadata.group_id == END
+        group = message.metadata.group_id
+        is_over = bool(group == END)
         try:
-            reply = RecordDict() if end else content(_work_on(working, group, message.content, context, say))
-            answer = Message(reply, reply_to=message)
+            answer = RecordDict() if is_over else content(_work_on(working, group, message.content, context, say))
         except Exception as error:  # whatever it is, the server must hear of it and this client lives on
-            reason = f"{type(error).__name__}: {error}"
-            say(f"round {group}: {reason}")
-            answer = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            answer = f"{type(error).__name__}: {error}"
+            say(f"round {group}: {answer}")
         try:
-            push_message(client, answer, context)
-            push_task_output(client, context, SubStatus.COMPLETED, "")
-        except httpx.HTTPError as error:
+            adapter.send_reply(task, message, context, answer)
+        except adapter.CallFailed as error:
             say(f"round {group}: the reply could not be handed on: {error}")
-    return end
+    return is_over
 
 
 def _work_on(working: _Work, group: str, records: Any, context: Any, say: Say) -> bytes:
     start = time.perf_counter()
-    task = Task.of(group)
+    request = RoundRequest.of(group)
     run, site = working.site_of(context.run_config)
     data = unwrap(records)
-    upload = work(site, Store(working.place.state / "runs"), run, task, data)
+    upload = work(site, working.store, run, request, data)
     working.rounds += 1
     seconds = time.perf_counter() - start
-    say(f"round {task.round}: {len(data):,} bytes came, {len(upload):,} went, {seconds:.2f} s")
+    say(f"round {request.round}: {len(data):,} bytes came, {len(upload):,} went, {seconds:.2f} s")
     return upload
-
-
-def _check_refused(log: str, was_connected: bool) -> None:
-    """Why a SuperNode ended, where trying again would not help. A handshake that broke off is no refusal."""
-    lower = log.lower()
-    if "certificate verify failed" in lower or "certificate_verify_failed" in lower:
-        raise Refused("the server's certificate is not from the authority in ca.crt, or not for this host name")
-    if was_connected:
-        return
-    if "Exit Code" not in log and "terminated gracefully" in lower:  # how Flower ends at a 401
-        raise Refused("the server does not know this client's key; register its .pub file there")
-    if "Traceback" in log:
-        last = [line for line in log.splitlines() if line.strip()][-1]
-        raise NetworkError(f"the SuperNode could not start: {last}")

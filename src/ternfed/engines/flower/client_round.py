@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -13,23 +12,20 @@ import torch
 from ternfed.algorithms.memory import memory_of, tensors_of
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
+from ternfed.engines.flower.envelope import WrongRound
 from ternfed.engines.flower.memory import Kept, Store
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import shown
 from ternfed.round.exchange import receive
 from ternfed.round.federation import Site, answer
 from ternfed.training.work import TrainingData
-from ternfed.wire import MissingReference, Reference, WireError
+from ternfed.wire import MissingReference, Reference
 
 HELD = "/held"
 END = "end"
 
 
-class WrongRound(WireError):
-    """A message of another round than the one it came in."""
-
-
-class Task(NamedTuple):
+class RoundRequest(NamedTuple):
     """What the server asks for, as the group of a Flower message says it."""
 
     round: int
@@ -41,14 +37,14 @@ class Task(NamedTuple):
         return f"{self.round}{HELD if self.held else ''}"
 
     @staticmethod
-    def of(group: str) -> Task:
+    def of(group: str) -> RoundRequest:
         number, held = group.removesuffix(HELD), group.endswith(HELD)
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise WrongRound(f"{group!r} names no round")
-        return Task(int(number), held)
+        return RoundRequest(int(number), held)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClientSetup:
     """What a client machine brings along."""
 
@@ -59,8 +55,8 @@ class ClientSetup:
     modules: tuple[str, ...] = ()
     """Modules of its own that an experiment may name. The server must not choose what code runs here."""
     device: str = "cpu"
-    folder: Path | None = None
-    """Where data sets lie; else TERNFED_DATA says so."""
+    loaded: Mapping[str, DataSet] = field(default_factory=dict)
+    """Data sets by name that need not be loaded again: clients of a local try have them from their parent."""
 
 
 def read_experiment(text: str, modules: tuple[str, ...] = ()) -> Experiment:
@@ -76,42 +72,43 @@ def read_experiment(text: str, modules: tuple[str, ...] = ()) -> Experiment:
     return Experiment.from_table(table)
 
 
-@lru_cache(maxsize=1)
-def known_data(name: str, folder: Path | None = None) -> DataSet:
-    """A data set by name, loaded once a process; what a local try loads, its clients have by being forked from it."""
-    return load(name, folder)
+def find_data(experiment: Experiment, setup: ClientSetup, loaded: Mapping[str, DataSet]) -> DataSet:
+    """A client's own data, or the experiment's data set: one that is loaded already, else from where it lies."""
+    if setup.data is not None:
+        return setup.data
+    name = experiment.data.dataset
+    return loaded[name] if name in loaded else load(name)
 
 
-def open_site(experiment: Experiment, own: ClientSetup) -> Site:
-    """A client's place of work in an experiment."""
-    data = own.data if own.data is not None else known_data(experiment.data.dataset, own.folder)
+def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet) -> Site:
+    """A client's place of work in an experiment, on the data that `find_data` found."""
     network = experiment.make_network(data)
     algorithm = experiment.make_algorithm(network)
-    if own.data is not None:
-        mine = torch.arange(len(data.train))
+    if setup.data is not None:
+        samples = torch.arange(len(data.train))
     else:
-        if own.count != experiment.federation.clients:
+        if setup.count != experiment.federation.clients:
             raise ExperimentError(
-                f"--data-partition {own.index}/{own.count}: the experiment divides its data among "
+                f"--data-partition {setup.index}/{setup.count}: the experiment divides its data among "
                 f"{experiment.federation.clients} clients"
             )
-        mine = experiment.make_partition(data.train.labels)[1][own.index]
-    return Site(experiment, network, algorithm, TrainingData.of(data, own.device), mine, own.index, own.count)
+        samples = experiment.make_partition(data.train.labels)[1][setup.index]
+    return Site(experiment, network, algorithm, TrainingData.of(data, setup.device), samples, setup.index, setup.count)
 
 
-def work(site: Site, store: Store, run: str, task: Task, data: bytes) -> bytes:
+def work(site: Site, store: Store, run: str, request: RoundRequest, data: bytes) -> bytes:
     """The upload to a broadcast; MissingReference where it needs a broadcast that this client does not hold."""
-    kept = store.load(run, task.round)
-    if task.held and (kept is None or kept.round != task.round - 1):
+    kept = store.load(run, request.round)
+    if request.held and (kept is None or kept.round != request.round - 1):
         have = "nothing" if kept is None else f"round {kept.round}"
-        raise MissingReference(f"coded given the broadcast of round {task.round - 1}; {have} is held")
-    codes = kept.codes if task.held and kept is not None else None
+        raise MissingReference(f"coded given the broadcast of round {request.round - 1}; {have} is held")
+    codes = kept.codes if request.held and kept is not None else None
     last = None if codes is None else Reference(codes)
     broadcast = receive(site.algorithm, data, last)
-    if broadcast.message.numbers["round"] != task.round:
-        raise WrongRound(f"a broadcast of round {broadcast.message.numbers['round']:g} came in round {task.round}")
+    if broadcast.message.numbers["round"] != request.round:
+        raise WrongRound(f"a broadcast of round {broadcast.message.numbers['round']:g} came in round {request.round}")
     memory = memory_of(site.algorithm.client_memory, {} if kept is None else kept.memory)
-    upload, memory = answer(site, task.round, broadcast, memory)
+    upload, memory = answer(site, request.round, broadcast, memory)
     codes = None if broadcast.lent is None else dict(broadcast.lent)
-    store.save(run, Kept(task.round, tensors_of(memory), codes), start=0 if kept is None else kept.round)
+    store.save(run, Kept(request.round, tensors_of(memory), codes), start=0 if kept is None else kept.round)
     return upload

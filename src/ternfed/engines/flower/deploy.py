@@ -8,17 +8,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ternfed.engines.flower import processes
+import torch
+
+from ternfed.data.sets import load
+from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import make_certificates
-from ternfed.engines.flower.client_round import known_data
 from ternfed.engines.flower.local import local_clients
-from ternfed.engines.flower.runtime import need_flower
 from ternfed.engines.flower.server import (
     ListenAddress,
     Terms,
     known_run,
     new_run,
-    open_network,
+    open_connections,
     record,
     wait_for_clients,
 )
@@ -34,7 +35,7 @@ class Plan:
 
     experiment: Experiment
     out: Path
-    door: ListenAddress | None
+    listen: ListenAddress | None
     """None: a try on this machine alone, with temporary certificates and clients of its own."""
     terms: Terms = field(default_factory=Terms)
     wait_for: int | None = None
@@ -42,12 +43,13 @@ class Plan:
     resume: bool = False
     overwrite: bool = False
     data: Path | None = None
+    """Where data sets lie; else TERNFED_DATA says so."""
 
 
 def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
     """The rounds that are left, as they are done; the run folder holds them, the model, and `network/`."""
-    processes.set_up_flower(plan.out / "network" / "flower")
-    need_flower()
+    adapter.need_flower()
+    adapter.set_up(plan.out / "network" / "flower")
     with ExitStack() as stack:
         if plan.resume:
             folder, _, past, saved = RunFolder.resume(plan.out, plan.experiment)
@@ -57,21 +59,24 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
             shutil.rmtree(plan.out / "network", ignore_errors=True)
         stack.enter_context(folder)
         run = known_run(plan.out) if plan.resume else new_run(plan.out)
-        place = plan.out / "network"
+        network = plan.out / "network"
         clients = plan.experiment.federation.clients
-        door = plan.door
-        if door is None:
-            shutil.rmtree(place / "certs", ignore_errors=True)
-            door = ListenAddress(make_certificates(place / "certs", [], clients), "127.0.0.1", processes.free_port())
-            stack.enter_context(local_clients(plan.experiment, door, place / "clients", plan.data))
-        data = known_data(plan.experiment.data.dataset, plan.data)
+        listen = plan.listen
+        if listen is None:
+            torch.set_num_threads(1)  # before its clients are forked from this process
+        data = load(plan.experiment.data.dataset, plan.data)
+        if listen is None:
+            shutil.rmtree(network / "certs", ignore_errors=True)
+            certificates = make_certificates(network / "certs", [], clients)
+            listen = ListenAddress(certificates, "127.0.0.1", processes.free_port())
+            stack.enter_context(local_clients(plan.experiment, listen, network / "clients", data))
         federation = open_federation(plan.experiment, data)
-        network = stack.enter_context(open_network(plan.experiment, door, place, run))
-        say(f"listening on {door.host}:{network.gate.port}")
+        connections = stack.enter_context(open_connections(plan.experiment, listen, network, run))
+        say(f"listening on {listen.host}:{connections.gate.port}")
         if len(past) < plan.experiment.federation.rounds:
-            wait_for_clients(network, clients if plan.wait_for is None else plan.wait_for, plan.terms, say)
+            wait_for_clients(connections, clients if plan.wait_for is None else plan.wait_for, plan.terms, say)
         rounds = [*past]
-        for outcome in record(federation, network, folder, saved, plan.terms, say):
+        for outcome in record(federation, connections, folder, saved, plan.terms, say):
             rounds.append(outcome)
             yield outcome
         folder.finish(summary(rounds, plan))

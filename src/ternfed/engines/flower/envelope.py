@@ -1,4 +1,4 @@
-"""A ternfed message in a Flower message: one uint8 `Array` with an own `stype`, nothing a tensor, nothing a layer.
+"""A ternfed message in a Flower message: one uint8 `Array` with a `stype` of its own, nothing per tensor or layer.
 
 Every object of a Flower message is an HTTP call of about a kilobyte, so there is one. Its `stype` is opaque to Flower:
 a stock strategy refuses to average it, as it should.
@@ -12,11 +12,14 @@ from ternfed.wire import WireError
 
 STYPE = "ternfed.v1"
 KEY = "ternfed"
-SAMPLES = "num-examples"
 
 
 class NoMessage(WireError):
     """A Flower message that carries no ternfed message."""
+
+
+class WrongRound(WireError):
+    """A message of another round than the one it came in."""
 
 
 def wrap(data: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""The federation's door: the one port that clients reach, in front of a SuperLink that only this machine reaches.
+"""The one port that clients reach, in front of a SuperLink that only this machine reaches.
 
 It speaks TLS, lets through the calls of Flower's Fleet API and nothing else (a SuperLink's port also takes run and key
 management from whoever reaches it), counts the bytes of each client on the socket, and holds a client's question for
@@ -14,17 +14,19 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import NamedTuple, cast
 
+from ternfed.engines.flower.adapter import FLEET, deactivation
 from ternfed.engines.flower.certs import Certificates
 from ternfed.engines.flower.http1 import Closed, Head, read_answer, read_request, readdressed
+from ternfed.engines.flower.knock import KNOCK
 
-PREFIX = b"/v1/fleet/"
-CALL = re.compile(PREFIX + rb"[a-z-]+")
-PULL = PREFIX + b"pull-messages"
-ACTIVATE = PREFIX + b"activate-node"
-DEACTIVATE = PREFIX + b"deactivate-node"
-QUIET = (PULL, PREFIX + b"send-node-heartbeat")
+CALL = re.compile(FLEET + rb"[a-z-]+")
+PULL = FLEET + b"pull-messages"
+ACTIVATE = FLEET + b"activate-node"
+DEACTIVATE = FLEET + b"deactivate-node"
+QUIET = (PULL, FLEET + b"send-node-heartbeat")
 """Calls after which there is nothing new for the server to look at."""
 HOLD = 15.0
 """Seconds that a question for messages may wait; Flower's client gives up after 30."""
@@ -75,8 +77,6 @@ class Gate:
     nodes: Mapping[int, int]
     """Each client's node in Flower."""
     counters: dict[int, Counter] = field(default_factory=dict)
-    refused: int = 0
-    """Requests that were turned away here."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _thread: threading.Thread | None = None
     _server: asyncio.Server | None = None
@@ -206,7 +206,6 @@ class _Connection(asyncio.Protocol):
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError:  # plain HTTP, or a client that does not trust this certificate
-            self.gate.refused += 1
             self._flush()
             self._transport.close()
             return
@@ -258,10 +257,8 @@ class _Connection(asyncio.Protocol):
                 request = read_request(head)
                 client = self.gate.clients.get(request.key)
                 call = CALL.fullmatch(request.path)
-                if client is None or call is None or request.length > BODY:
-                    self.gate.refused += 1
-                    status = b"401 Unauthorized" if call and client is None else b"404 Not Found"
-                    await self._write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+                if request.path == KNOCK or client is None or call is None or request.length > BODY:
+                    await self._answer_itself(request, client)
                     break
                 if request.path == PULL:
                     await self._pull(request, head, client)
@@ -275,6 +272,15 @@ class _Connection(asyncio.Protocol):
             if self._upstream is not None:
                 self._upstream[1].close()
             self._transport.close()
+
+    async def _answer_itself(self, request: Head, client: int | None) -> None:
+        """What does not concern the SuperLink: whether a key is registered, and requests that are turned away."""
+        status = b"200 OK" if request.path == KNOCK else b"404 Not Found"
+        if client is None and (request.path == KNOCK or CALL.fullmatch(request.path)):
+            status = b"401 Unauthorized"
+        date = formatdate(usegmt=True).encode()
+        head = b"HTTP/1.1 %s\r\ndate: %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        await self._write(head % (status, date))
 
     async def _ask(self, head: bytes, body: bytes) -> tuple[int, bytes, bytes]:
         """A whole request to the SuperLink: status, head and content of the answer."""
@@ -291,12 +297,10 @@ class _Connection(asyncio.Protocol):
 
         Its owner has signed this request, so the gate lets Flower know that the earlier one is gone, and asks again.
         """
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
         body = await asyncio.wait_for(self._reader.readexactly(request.length), IDLE)
         status, answer, content = await self._ask(head, body)
         if status != 200:
-            earlier = DeactivateNodeRequest(node_id=self.gate.nodes[client]).SerializeToString()
+            earlier = deactivation(self.gate.nodes[client])
             await self._ask(readdressed(head, DEACTIVATE, len(earlier)), earlier)
             status, answer, content = await self._ask(head, body)
         if status == 200:

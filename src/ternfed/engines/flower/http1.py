@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping
 from typing import NamedTuple
 
-KEY_HEADER = b"flwr-public-key"
+from ternfed.engines.flower.adapter import PUBLIC_KEY_HEADER
 
 
 class Closed(Exception):
@@ -26,7 +26,7 @@ def read_request(head: bytes) -> Head:
     fields = _fields(lines)
     if len(words) != 3 or words[0] != b"POST" or words[2] != b"HTTP/1.1" or b"transfer-encoding" in fields:
         raise Closed
-    return Head(words[1], _length(fields), _key(fields.get(KEY_HEADER, b"")))
+    return Head(words[1], _length(fields), _key(fields.get(PUBLIC_KEY_HEADER, b"")))
 
 
 def readdressed(head: bytes, path: bytes, length: int) -> bytes:
@@ -49,7 +49,7 @@ def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
     for line in lines:
         name, colon, value = line.partition(b":")
         name = name.lower()
-        if not colon or (name in fields and name in (b"content-length", KEY_HEADER)):
+        if not colon or (name in fields and name in (b"content-length", PUBLIC_KEY_HEADER)):
             raise Closed
         fields[name] = value.strip()
     return fields

@@ -12,35 +12,33 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ternfed.engines.flower import runtime
+from ternfed.data.values import DataSet
+from ternfed.engines.flower import adapter
 from ternfed.engines.flower.client import ClientConfig, run_client
-from ternfed.engines.flower.client_round import ClientSetup, known_data
+from ternfed.engines.flower.client_round import ClientSetup
 from ternfed.engines.flower.server import ListenAddress
 from ternfed.experiment.experiment import Experiment
 
 
 @contextmanager
 def local_clients(
-    experiment: Experiment, door: ListenAddress, folder: Path, data: Path | None
+    experiment: Experiment, listen: ListenAddress, folder: Path, data: DataSet
 ) -> Iterator[list[BaseProcess]]:
     """The clients of a server on this machine; ended with it.
 
     On Linux they are forked from this process, which has loaded PyTorch and the data, so that five start as fast as
-    one. With one thread PyTorch has none that a fork would miss; call it before other threads are started.
+    one. A fork has only the thread that called it, so this process must have no other until then: PyTorch must have
+    been told to compute with one thread before the data was loaded.
     """
-    torch.set_num_threads(1)
-    known_data(experiment.data.dataset, data)
-    runtime.load_ahead()
+    adapter.load_ahead()
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    count = experiment.federation.clients
-    there = f"{door.host}:{door.port}"
-    places = [
-        ClientConfig(there, door.certificates, ClientSetup(i, count, folder=data), folder / str(i))
-        for i in range(count)
+    count, loaded = experiment.federation.clients, {experiment.data.dataset: data}
+    server = f"{listen.host}:{listen.port}"
+    configs = [
+        ClientConfig(server, listen.certificates, ClientSetup(index, count, loaded=loaded), folder / str(index))
+        for index in range(count)
     ]
-    processes = [context.Process(target=_client, args=(place,), daemon=True) for place in places]
+    processes = [context.Process(target=_client, args=(config,), daemon=True) for config in configs]
     for process in processes:
         process.start()
     try:
@@ -56,14 +54,14 @@ def local_clients(
                 process.kill()
 
 
-def _client(place: ClientConfig) -> None:
-    place.state.mkdir(parents=True, exist_ok=True)
+def _client(config: ClientConfig) -> None:
+    config.state.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its clients
-    with (place.state / "client.log").open("a", encoding="utf-8", buffering=1) as log:
+    with (config.state / "client.log").open("a", encoding="utf-8", buffering=1) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        run_client(place, lambda text: print(text, file=log))
+        run_client(config, lambda text: print(text, file=log))
 
 
 def _leave(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""Flower's own programs as child processes: offline, quiet, and gone when their parent is."""
+"""Flower's programs as child processes that are gone when their parent is."""
 
 from __future__ import annotations
 
@@ -12,34 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ternfed.engines.flower.errors import NetworkError
 
-OFFLINE = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
-"""Nothing phones home, and nothing is fetched."""
-CHUNK = 1 << 20
-"""Bytes of a message in one call. Flower gives a call 30 s: for its own 5 MiB a link of 1.4 Mbit/s is too slow."""
-
-
-def set_up_flower(home: Path) -> None:
-    """Flower in this process and its children: no telemetry, no update check, its files under `home`.
-
-    To be called before Flower is imported, which reads its settings then.
-    """
-    os.environ.update(OFFLINE, FLWR_HOME=str(home), FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE=str(CHUNK))
-
-
-def start(program: str, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """A Flower program of this environment, its output in a file, in a process group of its own."""
-    file = Path(sys.executable).with_name(program)
-    if not file.exists():
-        raise NetworkError(f"{program} is not installed; install the extra [flower]: pip install 'ternfed[flower]'")
+def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """A program, its output in a file, in a process group of its own."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            [str(file), *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

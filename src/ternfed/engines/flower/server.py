@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ternfed.engines.flower import adapter
 from ternfed.engines.flower.certs import Certificates, public_bytes
-from ternfed.engines.flower.client_round import END, Task
+from ternfed.engines.flower.client_round import END, RoundRequest
 from ternfed.engines.flower.envelope import content, unwrap
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.gate import Bytes, Gate
@@ -80,81 +81,84 @@ class Connections:
     gate: Gate
     counted: dict[int, Bytes]
     """Each client's bytes that were given to rounds before this."""
+    answering: set[int] = field(default_factory=set)
+    """Clients whose upload counted when they were last asked, in this round or an earlier one."""
 
     def ready(self) -> list[int]:
         return [client for client in self.link.nodes if self.gate.is_ready(client)]
 
-    def count(self, traffic_of: dict[int, ClientTraffic]) -> None:
+    def count(self, by_client: dict[int, ClientTraffic]) -> None:
         """Give the round all bytes since the one before: its messages, and every sign of life between them."""
         for client, before in self.counted.items():
             now = self.gate.bytes_of(client)
             if now != before:
-                own = traffic_of.setdefault(client, ClientTraffic())
-                own.socket_down += now.down - before.down
-                own.socket_up += now.up - before.up
+                traffic = by_client.setdefault(client, ClientTraffic())
+                traffic.socket_down += now.down - before.down
+                traffic.socket_up += now.up - before.up
             self.counted[client] = now
 
 
 @contextmanager
-def open_network(experiment: Experiment, door: ListenAddress, folder: Path, run: str) -> Iterator[Connections]:
+def open_connections(experiment: Experiment, listen: ListenAddress, folder: Path, run: str) -> Iterator[Connections]:
     """The SuperLink and the gate in front of it, from start to stop; clients are told when it is over."""
     clients = experiment.federation.clients
     config = {"experiment": experiment.to_toml(), "run": run}
-    with open_link(door.certificates, clients, config, folder) as link:
-        keys = {public_bytes(door.certificates.public_key(index)): index for index in range(clients)}
-        gate = Gate(door.certificates, door.host, door.port, link.address, keys, link.nodes)
+    with open_link(listen.certificates, clients, config, folder) as link:
+        keys = {public_bytes(listen.certificates.public_key(index)): index for index in range(clients)}
+        gate = Gate(listen.certificates, listen.host, listen.port, link.address, keys, link.nodes)
         try:
             gate.open()
         except OSError as error:
-            raise NetworkError(f"{door.host}:{door.port}: cannot listen there ({error.strerror})") from error
+            raise NetworkError(f"{listen.host}:{listen.port}: cannot listen there ({error.strerror})") from error
         try:
             yield Connections(link, gate, {client: Bytes(0, 0) for client in range(clients)})
         finally:
             gate.close()
 
 
-def wait_for_clients(network: Connections, count: int, terms: Terms, say: Say) -> None:
+def wait_for_clients(connections: Connections, count: int, terms: Terms, say: Say) -> None:
     """Until so many clients are there; NetworkError after the patience."""
     end, seen = time.monotonic() + terms.patience, -1
-    while len(there := network.ready()) < count:
+    while len(there := connections.ready()) < count:
         if len(there) != seen:
             seen = len(there)
-            say(f"{seen} of {len(network.link.nodes)} clients are there" + (f": {_names(there)}" if there else ""))
+            say(f"{seen} of {len(connections.link.nodes)} clients are there" + (f": {_names(there)}" if there else ""))
         if time.monotonic() > end:
             raise NetworkError(
                 f"{len(there)} of {count} clients came within {terms.patience:g} s; "
                 "start them with ternfed client, then go on by --resume"
             )
-        network.gate.wait(0.2)
-    say(f"{len(there)} of {len(network.link.nodes)} clients are there: {_names(there)}")
+        connections.gate.wait(0.2)
+    say(f"{len(there)} of {len(connections.link.nodes)} clients are there: {_names(there)}")
 
 
 def record(
-    federation: Federation, network: Connections, folder: RunFolder, saved: Saved | None, terms: Terms, say: Say
+    federation: Federation, connections: Connections, folder: RunFolder, saved: Saved | None, terms: Terms, say: Say
 ) -> Iterator[Round]:
     """The rounds that are left, each written to the run folder with a checkpoint and the bytes of its clients."""
     state = federation.open()
     if saved is not None:
         state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts)
     while state.round < federation.experiment.federation.rounds:
-        state, outcome, traffic_of = play_round(federation, network, state, terms, say)
+        state, outcome, by_client = play_round(federation, connections, state, terms, say)
         folder.append(outcome)
         folder.save_checkpoint(outcome, *pack(state), is_best=state.best_round == state.round)
-        note_bytes(folder.path, outcome.round, traffic_of)
+        note_bytes(folder.path, outcome.round, by_client)
         yield outcome
-    _say_goodbye(network, state.holders)
+    _say_goodbye(connections, state.holders)
 
 
 def play_round(
-    federation: Federation, network: Connections, state: State, terms: Terms, say: Say
+    federation: Federation, connections: Connections, state: State, terms: Terms, say: Say
 ) -> tuple[State, Round, dict[int, ClientTraffic]]:
     """One round; played again, after waiting for clients, where too few uploads came."""
-    traffic_of: dict[int, ClientTraffic] = {}
+    by_client: dict[int, ClientTraffic] = {}
     answered = 0
     while True:
-        attempt = _Attempt(federation, network, state, terms, traffic_of)
+        attempt = _Attempt(federation, connections, state, terms, by_client)
         attempt.play()
-        network.count(traffic_of)
+        connections.count(by_client)
+        connections.answering = connections.answering.difference(attempt.chosen).union(attempt.holders)
         if len(attempt.holders) >= terms.least:
             after = RoundOutcome(
                 attempt.broadcasts.any(),
@@ -163,7 +167,7 @@ def play_round(
                 dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
             )
             uploads = federation.algorithm.aggregate.finish(attempt.arrived)
-            return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), traffic_of
+            return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), by_client
         for client in sorted(attempt.dropped):
             say(f"round {state.round + 1}: {attempt.dropped[client]}")
         answered += attempt.answered
@@ -171,7 +175,7 @@ def play_round(
             reasons = "; ".join(attempt.dropped[client] for client in sorted(attempt.dropped))
             raise NetworkError(f"round {state.round + 1} failed {TRIES} times though clients answered: {reasons}")
         say(f"round {state.round + 1}: {len(attempt.holders)} uploads came, {terms.least} are needed; waiting")
-        wait_for_clients(network, min(terms.least, len(attempt.chosen)), terms, say)
+        wait_for_clients(connections, min(terms.least, len(attempt.chosen)), terms, say)
 
 
 class _Attempt:
@@ -180,12 +184,12 @@ class _Attempt:
     def __init__(
         self,
         federation: Federation,
-        network: Connections,
+        connections: Connections,
         state: State,
         terms: Terms,
-        traffic_of: dict[int, ClientTraffic],
+        by_client: dict[int, ClientTraffic],
     ) -> None:
-        self.federation, self.network, self.state, self.terms = federation, network, state, terms
+        self.federation, self.connections, self.state, self.terms = federation, connections, state, terms
         self.number = state.round + 1
         self.chosen = federation.chosen(self.number)
         self.arrived, self.traffic, self.clock = federation.algorithm.aggregate.begin(), Traffic(), Clock()
@@ -193,7 +197,7 @@ class _Attempt:
         self.dropped: dict[int, str] = {}
         self.answered = False
         """Some client did, whatever it said."""
-        self.traffic_of = traffic_of
+        self.by_client = by_client
         algorithm = federation.algorithm
         self.broadcasts = Broadcasts(algorithm, state.server, self.number, state.broadcast, state.holders)
         self._pending: dict[str, tuple[int, int | None]] = {}
@@ -211,38 +215,39 @@ class _Attempt:
         self.clock.lap("push")
         end = time.monotonic() + self.terms.deadline
         while self._pending and time.monotonic() < end:
-            self.network.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
-            for reply in self.network.link.pull(list(self._pending)):
+            self.connections.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
+            for reply in self.connections.link.pull(list(self._pending)):
                 self._take(reply, end)
         for client, _ in self._pending.values():
             self.dropped[client] = f"client {client}: did not answer within {self.terms.deadline:g} s"
         self.clock.lap("clients")
 
     def _wait_for_ready(self) -> set[int]:
-        """Who of the chosen is there. One that was not there in the last round either is not waited for."""
+        """Who of the chosen is there. One that did not answer when it was last asked is not waited for."""
         end = time.monotonic() + GRACE
-        expected = set(self.chosen).intersection(self.state.holders)
+        known = self.connections.answering.union(self.state.holders)
+        expected = {client for client in self.chosen if client in known}
         while True:
-            ready = {client for client in self.chosen if self.network.gate.is_ready(client)}
+            ready = {client for client in self.chosen if self.connections.gate.is_ready(client)}
             if expected <= ready or time.monotonic() > end:
                 return ready
-            self.network.gate.wait(0.05)
+            self.connections.gate.wait(0.05)
 
     def _push(self, clients: list[int], held: int | None) -> None:
         data = self.broadcasts.given(held).data
-        group, seconds = Task(self.number, held is not None).group, self.terms.deadline + 5.0
-        identities = self.network.link.push(clients, group, content(data), seconds)
-        self.network.gate.wake()
+        group, seconds = RoundRequest(self.number, held is not None).group, self.terms.deadline + 5.0
+        identities = self.connections.link.push(clients, group, content(data), seconds)
+        self.connections.gate.wake()
         for client, identity in zip(clients, identities, strict=True):
             self._pending[identity] = client, held
             self._pushed.setdefault(client, time.monotonic())
             self.traffic.add_download(data)
-            self.traffic_of.setdefault(client, ClientTraffic()).payload_down += len(data)
+            self.by_client.setdefault(client, ClientTraffic()).payload_down += len(data)
 
     def _take(self, reply: Any, end: float) -> None:
         """A reply: into the average, or the reason why not; without reference again where the client has lost it."""
         client, held = self._pending.pop(reply.metadata.reply_to_message_id)
-        self.answered = self.answered or not _is_from_flower(reply)
+        self.answered = self.answered or not adapter.is_from_flower(reply)
         if reply.has_error():
             reason = str(reply.error.reason)
             if held is not None and reason.startswith("MissingReference") and time.monotonic() < end:
@@ -252,9 +257,9 @@ class _Attempt:
             return
         try:
             data = unwrap(reply.content)
-            own = self.traffic_of[client]
-            own.payload_up += len(data)
-            own.seconds = time.monotonic() - self._pushed[client]
+            traffic = self.by_client[client]
+            traffic.payload_up += len(data)
+            traffic.seconds = time.monotonic() - self._pushed[client]
             algorithm, parameters = self.federation.algorithm, self.federation.network.parameters
             broadcast, bounds = self.broadcasts.given(held).broadcast, self.terms.bounds
             message = accept(algorithm, parameters, data, broadcast, self.number, bounds)
@@ -267,28 +272,28 @@ class _Attempt:
 
 def new_run(folder: Path) -> str:
     """A name for a new run, by which clients know what they remember of it."""
-    place = folder / "network"
-    place.mkdir(parents=True, exist_ok=True)
+    network = folder / "network"
+    network.mkdir(parents=True, exist_ok=True)
     run = secrets.token_hex(8)
-    (place / "run").write_text(run, encoding="ascii")
-    (place / "bytes.jsonl").unlink(missing_ok=True)
+    (network / "run").write_text(run, encoding="ascii")
+    (network / "bytes.jsonl").unlink(missing_ok=True)
     return run
 
 
 def known_run(folder: Path) -> str:
-    """The name of a run to go on with; a new one where it had none."""
+    """The name of a run that is resumed; a new one where it had none."""
     file = folder / "network" / "run"
     return file.read_text(encoding="ascii") if file.is_file() else new_run(folder)
 
 
-def note_bytes(folder: Path, round: int, traffic_of: dict[int, ClientTraffic]) -> None:
+def note_bytes(folder: Path, round: int, by_client: dict[int, ClientTraffic]) -> None:
     """Add a round's line to network/bytes.jsonl: payload and socket bytes of each client."""
-    clients = {str(client): vars(traffic_of[client]) for client in sorted(traffic_of)}
+    clients = {str(client): vars(by_client[client]) for client in sorted(by_client)}
     with (folder / "network" / "bytes.jsonl").open("ab") as stream:
         stream.write(json.dumps({"round": round, "clients": clients}).encode() + b"\n")
 
 
-def _say_goodbye(network: Connections, expected: Collection[int]) -> None:
+def _say_goodbye(connections: Connections, expected: Collection[int]) -> None:
     """Tell the clients that the run is over, so that they end.
 
     One of the last round that is just connecting again is waited for; whoever comes later finds the port closed.
@@ -299,24 +304,17 @@ def _say_goodbye(network: Connections, expected: Collection[int]) -> None:
     heard: set[int] = set()
     end = time.monotonic() + FAREWELL
     while time.monotonic() < end:
-        there = [client for client in network.ready() if client not in heard and client not in told.values()]
+        there = [client for client in connections.ready() if client not in heard and client not in told.values()]
         if there:
-            told.update(zip(network.link.push(there, END, RecordDict(), FAREWELL), there, strict=True))
-            network.gate.wake()
-        for reply in network.link.pull(list(told)):
+            told.update(zip(connections.link.push(there, END, RecordDict(), FAREWELL), there, strict=True))
+            connections.gate.wake()
+        for reply in connections.link.pull(list(told)):
             client = told.pop(str(reply.metadata.reply_to_message_id))
-            if not _is_from_flower(reply):
+            if not adapter.is_from_flower(reply):
                 heard.add(client)
         if not told and heard.issuperset(expected):
             return
-        network.gate.wait(LOOK)
-
-
-def _is_from_flower(reply: Any) -> bool:
-    """An error that Flower itself gives in a client's stead: it is gone, or the time is over."""
-    from flwr.common.constant import ErrorCode
-
-    return bool(reply.has_error() and reply.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+        connections.gate.wait(LOOK)
 
 
 def _names(clients: list[int]) -> str:

@@ -10,12 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ternfed.algorithms.algorithm import Algorithm
+from ternfed.engines.flower.envelope import WrongRound
 from ternfed.round.exchange import Broadcast, collect
 from ternfed.wire import Message, WireError, largest, trits_of
-
-
-class WrongRound(WireError):
-    """An upload of another round."""
 
 
 class NotFinite(WireError):

@@ -1,0 +1,86 @@
+"""A SuperLink's Control API (keys and runs), and the grid by which a server's task sends messages."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ternfed.engines.flower.adapter.tasks import calling
+from ternfed.engines.flower.errors import NetworkError
+
+APP = b'''"""Stands for ternfed, which must be installed where this runs: the app that a run of Flower needs to have."""
+
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+'''
+
+
+def open_control(address: str, authority: Path) -> Any:
+    """A client of a SuperLink's Control API."""
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    return ControlHttpClient.from_server_address(
+        server_address=address,
+        insecure=False,
+        root_certificates=authority.read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+
+
+def register(control: Any, public_key: bytes) -> int:
+    """Register a client's public key (PEM); the id of its node. Unreachable while the SuperLink starts."""
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    with calling():
+        return int(control.RegisterNode(RegisterNodeRequest(public_key=public_key)).node_id)
+
+
+def start_run(control: Any, config: dict[str, str]) -> None:
+    """Start a run whose clients find `config` in their context."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    project = {
+        "project": {"name": "ternfed-run", "version": "1.0.0", "description": "", "license": "Apache-2.0"},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "ternfed",
+                    "fab-include": ["app.py"],
+                    "components": {"serverapp": "app:server", "clientapp": "app:client"},
+                    "config": config,
+                }
+            }
+        },
+    }
+    data, _ = build_fab_from_files({"pyproject.toml": tomli_w.dumps(project).encode(), "app.py": APP})
+    fab = fab_to_proto(Fab(hashlib.sha256(data).hexdigest(), data, {}))
+    with calling():
+        started = control.StartRun(StartRunRequest(fab=fab))
+    if not started.HasField("run_id"):
+        raise NetworkError("Flower's SuperLink refused the run")
+
+
+def open_grid(task: Any, address: str, token: str, authority: Path) -> Any:
+    """The grid of the run whose task this process has taken."""
+    from flwr.common.serde import run_from_proto
+    from flwr.proto.runtime_pb2 import PullTaskInputRequest
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid import HttpGrid
+
+    with calling():
+        given = task.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+    TaskIdentity.node_id = given.context.node_id
+    grid = HttpGrid(runtime_api_address=address, root_certificates=authority.read_bytes(), token=token)
+    grid.set_run(run_from_proto(given.run))
+    return grid
