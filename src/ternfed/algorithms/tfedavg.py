@@ -72,7 +72,7 @@ class Judging(StrEnum):
     SERVER = "server"
     """Data held out on the server: quantized against averaged model, before either is sent."""
     CLIENTS = "clients"
-    """The clients' accuracy of the broadcast they received, against the best they reported so far: a collapse is
+    """The clients' score of the broadcast they received, against the best they reported so far: a collapse is
     noticed one round later, and the next broadcast is in full precision."""
     OFF = "off"
     """Strategy I in every round."""
@@ -114,7 +114,7 @@ class Settings:
     votes agree on and which are in doubt, and settle those."""
     judging: Judging = Judging.SERVER
     tolerance: float = 0.03
-    """Strategy II when the quantized model is more than this much accuracy worse."""
+    """Strategy II when the quantized model is worse by more than this, in the metric's units (accuracy: 0 to 1)."""
     statistics: Statistics = Statistics.BEST
     dense: Kind = Kind.FLOAT32
     """The precision that layers which are not ternary travel in."""
@@ -170,7 +170,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     by_optimizer = 0.1 if training.optimizer == "adam" else 8.0
     factor_rate = by_optimizer if settings.factor_rate is None else settings.factor_rate
     known = {name: network.weights()[name] for name in first}
-    numbers = (*UP, "accuracy") if settings.judging is Judging.CLIENTS else UP
+    judged = network.task.metric.measure
+    numbers = (*UP, judged.name) if settings.judging is Judging.CLIENTS else UP
 
     def threshold_of(client: Client) -> float:
         if not settings.randomise:
@@ -231,12 +232,13 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         dense = {name: value.dense() for name, value in ternary.items()}
         full = with_statistics(average, network, settings.statistics, helpers)
         quantized = with_statistics({**average, **dense}, network, settings.statistics, helpers)
-        best = server.memory.get("best", torch.zeros(()))
+        best = server.memory.get("best", torch.tensor(-torch.inf))
         if settings.judging is Judging.SERVER:
             collapsed = helpers.judge(quantized) < helpers.judge(full) - settings.tolerance
         elif settings.judging is Judging.CLIENTS:
-            collapsed = uploads.numbers["accuracy"] < float(best) - settings.tolerance
-            best = torch.maximum(best, torch.tensor(uploads.numbers["accuracy"], dtype=best.dtype))
+            reached = judged.goodness(uploads.numbers[judged.name])
+            collapsed = reached < float(best) - settings.tolerance
+            best = torch.maximum(best, torch.tensor(reached, dtype=best.dtype))
         else:
             collapsed = False
         memory = {"best": best} if settings.judging is Judging.CLIENTS else {}

@@ -164,11 +164,13 @@ def _fail(error: Exception, code: int) -> None:
 def _show_end(place: Path, experiment: Experiment, as_json: bool) -> None:
     import json
 
+    from ternfed.runs.folder import read_run
+
     result = json.loads((place / "summary.json").read_text(encoding="utf-8"))
     if as_json:
         terminal.print_json({**result, "run": str(place)})
         return
-    terminal.out.print(terminal.summary_table({experiment.name: result}))
+    terminal.out.print(terminal.summary_table({experiment.name: result}, read_run(place).rounds[-1].measure))
     terminal.out.print(f"The model is {place}/last.safetensors, the run in {place}", highlight=False)
 
 

@@ -91,13 +91,18 @@ def reproduce(
 
 def _left(cells: Sequence[Cell], device: str | None, again: bool, data: Path | None) -> Iterator[Cell]:
     """The cells that are to be run, looked at before the first of them starts: everything that can be wrong is now."""
-    from ternfed.paper.reproduce import check_device, loaded
+    from ternfed.data.sets import load
+    from ternfed.paper.reproduce import check_device
 
+    seen = set()
     for cell in cells:
         measured_again = again and cell.row.about.kind == "elapsed"
         if measured_again or cell.standing() != "finished":
             check_device(cell.row, device or cell.row.about.device)
-            loaded(cell.experiment().data.dataset, data)
+            dataset = cell.experiment().data.dataset
+            if dataset not in seen:
+                seen.add(dataset)
+                load(dataset, data)
             yield cell
 
 
@@ -161,7 +166,8 @@ class _Running:
     task: TaskID
     up: int = 0
     down: int = 0
-    accuracy: float | None = None
+    reached: str = ""
+    """The score after the last round."""
 
 
 class _Board:
@@ -180,9 +186,9 @@ class _Board:
     def tell(self, cell: Cell, outcome: Round) -> None:
         bar = self.begin(cell)
         bar.up, bar.down = bar.up + outcome.bytes_up, bar.down + outcome.bytes_down
-        bar.accuracy = cell.result(outcome)
+        bar.reached = outcome.measure.text(cell.result(outcome))
         strategy = f" · strategy {outcome.strategy}" if outcome.strategy else ""
-        facts = f"{100 * bar.accuracy:5.2f}% · ↑ {terminal.size(bar.up)} ↓ {terminal.size(bar.down)}{strategy}"
+        facts = f"{bar.reached} · ↑ {terminal.size(bar.up)} ↓ {terminal.size(bar.down)}{strategy}"
         self._progress.update(bar.task, completed=outcome.round, facts=facts)
 
     def teller(self, cell: Cell) -> Callable[[Round], None]:
@@ -191,9 +197,9 @@ class _Board:
     def end(self, cell: Cell) -> None:
         """One line stays of it, so that a log shows when each cell was done."""
         bar = self.begin(cell)
-        reached = "" if bar.accuracy is None else f" {100 * bar.accuracy:.2f}%"
         if not self._progress.disable:
-            self._progress.console.print(f"{cell.name}{reached}", highlight=False, markup=False)
+            line = f"{cell.name} {bar.reached.strip()}".rstrip()
+            self._progress.console.print(line, highlight=False, markup=False)
         self._progress.remove_task(bar.task)
         self._progress.advance(self._whole)
 

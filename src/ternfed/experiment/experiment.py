@@ -26,6 +26,7 @@ from ternfed.experiment import named
 from ternfed.experiment.defaults import default_name, defaults, fill, override
 from ternfed.experiment.named import find_algorithm
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, plain, read, shown, write
+from ternfed.task import CLASSIFICATION, Task
 
 __all__ = ["Experiment", "ExperimentError", "default_name", "defaults", "find_algorithm", "override", "read_table"]
 
@@ -236,7 +237,7 @@ class Experiment:
             return training.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done / self.federation.rounds)))
         return training.rate
 
-    def check_with(self, data: DataSet) -> None:
+    def check_with(self, data: DataSet, task: Task = CLASSIFICATION) -> None:
         """Refuse what cannot be done with this data: the checks that need its classes and its size."""
         labels, share = data.train.labels, self.data.hold_out
         held, clients = round(share * len(labels)), self.federation.clients
@@ -244,7 +245,9 @@ class Experiment:
         _need(share == 0 or held >= 1, "data.hold_out", share, fits)
         most = len(labels) - held
         _need(clients <= most, "federation.clients", clients, f"1 to {most} is allowed, the training samples there are")
-        self._check_classes(len(unique(labels)))
+        strata = task.strata(labels)
+        if strata is not None:
+            self._check_classes(len(unique(strata)))
 
     def make_training(self) -> Training:
         """How a client trains, before the algorithm adds to it; its rate is that of the first round."""
@@ -272,9 +275,13 @@ class Experiment:
         except ValueError as error:
             raise ExperimentError(f"algorithm.name = {shown(self.algorithm.name)}: {error}") from error
 
-    def make_partition(self, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def make_partition(self, targets: Tensor, task: Task = CLASSIFICATION) -> tuple[Tensor, list[Tensor]]:
         """(held out, one a client): indices of the training samples that the server keeps and of each client's own."""
         data, clients = self.data, self.federation.clients
+        by_class = data.classes_per_client is not None or data.alpha is not None
+        reason = f"divides by class, and {task.name} has no classes; {either(['iid', 'unbalanced'])} is allowed"
+        _need(not by_class or task.strata(targets) is not None, "data.partition", data.partition, reason)
+        labels = task.strata_or_one(targets)
         source = generator(self.seed, "partition")
         try:
             kept, held = partitions.hold_out(labels, data.hold_out, generator(self.seed, "hold-out"))

@@ -16,7 +16,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -26,7 +25,6 @@ from typing import Literal
 import torch
 
 from ternfed.data.sets import load
-from ternfed.data.values import DataSet
 from ternfed.engines.simulate import record_into
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import Table, shown
@@ -70,8 +68,8 @@ class Cell:
         return self.row.experiment(self.seed, self.settings)
 
     def result(self, outcome: Round) -> float:
-        """Accuracy after a round: on test data, but for rows that choices are made by, on validation data."""
-        return (outcome.validation if self.row.chooses else outcome.accuracy) or 0.0
+        """The score after a round: on test data, but for rows that choices are made by, on validation data."""
+        return (outcome.validation if self.row.chooses else outcome.score) or 0.0
 
     def standing(self) -> Literal["new", "begun", "finished"]:
         """How far it is; RunError where its folder holds a run with other settings."""
@@ -158,7 +156,7 @@ def run_cell(
 
 def _run(cell: Cell, begun: bool, data: Path | None, device: str, on_round: OnRound, keep: bool) -> Table:
     experiment = cell.experiment()
-    federation = open_federation(experiment, loaded(experiment.data.dataset, data), device)
+    federation = open_federation(experiment, load(experiment.data.dataset, data), device)
     target, past, coming = record_into(cell.folder, federation, device, resume=begun)
     rounds: list[Round] = []
     with target:
@@ -190,15 +188,9 @@ def measure_cell(
         return known
     check_device(row, device)
     experiment = cell.experiment()
-    measured = elapsed.measure(experiment, loaded(experiment.data.dataset, data), device, row.about.repetitions)
+    measured = elapsed.measure(experiment, load(experiment.data.dataset, data), device, row.about.repetitions)
     elapsed.write(cell.folder, measured)
     return measured
-
-
-@lru_cache(maxsize=2)
-def loaded(name: str, folder: Path | None) -> DataSet:
-    """A data set, read once for all cells."""
-    return load(name, folder)
 
 
 def check_device(row: Row, device: str) -> None:
@@ -266,7 +258,8 @@ def tally(row: Row, results: Path, seeds: int | None = None, settings: Sequence[
         if row.about.kind == "elapsed":
             seconds = (elapsed.read(cell.folder) or {})["seconds"]
         else:
-            accuracies.append(100 * cell.result(read_run(cell.folder).rounds[-1]))
+            last = read_run(cell.folder).rounds[-1]
+            accuracies.append(last.measure.scaled(cell.result(last)))
     return Tally(row, len(cells), tuple(accuracies), begun, other, seconds)
 
 

@@ -12,14 +12,15 @@ COLOURS = ("#3b6ea5", "#c8553d", "#588157", "#8d6a9f", "#b08900")
 
 
 def comparison_picture(runs: Mapping[str, Sequence[Round]], path: str | Path, title: str = "") -> Path:
-    """Accuracy over rounds and over bytes sent, one line a run, as a PNG or whatever the path ends in."""
+    """The score over rounds and over bytes sent, one line a run, as a PNG or whatever the path ends in."""
     plt = _pyplot()
     figure, (over_rounds, over_bytes) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for (name, rounds), colour in zip(runs.items(), COLOURS, strict=False):
-        accuracy = [100 * record.accuracy for record in rounds]
-        over_rounds.plot([record.round for record in rounds], accuracy, color=colour, label=name)
-        over_bytes.plot(_sent(rounds), accuracy, color=colour, label=name)
-    over_rounds.set(xlabel="round", ylabel="test accuracy (%)")
+        scores = [record.measure.scaled(record.score) for record in rounds]
+        over_rounds.plot([record.round for record in rounds], scores, color=colour, label=name)
+        over_bytes.plot(_sent(rounds), scores, color=colour, label=name)
+    measure = next(iter(runs.values()))[0].measure
+    over_rounds.set(xlabel="round", ylabel=f"test {measure.heading}")
     over_bytes.set(xlabel="megabytes sent, both directions", xscale="log")
     for axes in (over_rounds, over_bytes):
         axes.grid(alpha=0.3)

@@ -155,7 +155,7 @@ def _figure(picture: Picture) -> str:
 def _group(number: int, group: Group) -> str:
     cell = comparison_of(group)
     facts = {
-        "accuracy": accuracy_text(group),
+        group.measure.name: accuracy_text(group),
         "seeds": ", ".join(_seed(group, place) for place in range(len(group.runs))),
         "folders": ", ".join(f"{run.folder.parent.name}/{run.folder.name}".strip("/") for run in group.runs),
         "machine": "; ".join(dict.fromkeys(_machine(entry) for run in group.runs for entry in run.environment)) or "–",

@@ -94,7 +94,7 @@ def open_site(experiment: Experiment, own: ClientSetup) -> Site:
                 f"--data-partition {own.index}/{own.count}: the experiment divides its data among "
                 f"{experiment.federation.clients} clients"
             )
-        mine = experiment.make_partition(data.train.labels)[1][own.index]
+        mine = experiment.make_partition(data.train.labels, network.task)[1][own.index]
     return Site(experiment, network, algorithm, TrainingData.of(data, own.device), mine, own.index, own.count)
 
 
