@@ -163,6 +163,15 @@ class TestRefusals:
         ):
             open_federation(Experiment.from_toml("", SMALL), load("digits"), task=REGRESSION)
 
+    def test_more_classes_than_one_per_sample(self, data: DataSet) -> None:
+        many = replace(data.train, labels=torch.zeros(len(data.train), 2, dtype=torch.int64))
+        with pytest.raises(
+            ExperimentError, match=r"^classification: needs one class per sample, but sines has \(900, 2"
+        ):
+            open_federation(
+                Experiment.from_toml("", ["data.dataset=own:sines", *SMALL]), replace(data, train=many), model=model()
+            )
+
     def test_a_metric_with_the_name_of_another_number(self, data: DataSet) -> None:
         named = replace(REGRESSION, metric=replace(REGRESSION.metric, measure=Measure("loss")))
         own = Experiment.from_toml("", ["data.dataset=own:sines", *SMALL])

@@ -141,10 +141,13 @@ def open_federation(
 
 
 def check_task(task: Task, data: DataSet) -> None:
-    """Refuse targets of another type than the task's, and a metric whose name a record has for something else."""
+    """Refuse targets that are not the task's, and a metric whose name a record has for something else."""
     if data.train.labels.dtype != task.targets:
         own, wanted = (str(dtype).removeprefix("torch.") for dtype in (data.train.labels.dtype, task.targets))
         raise ExperimentError(f"{task.name}: needs targets of type {wanted}, but those of {data.name} are {own}")
+    strata = task.strata(data.train.labels)
+    if strata is not None and strata.dim() != 1:
+        raise ExperimentError(f"{task.name}: needs one class per sample, but {data.name} has {tuple(strata.shape)}")
     if task.metric.measure.name in RESERVED:
         raise ExperimentError(
             f"{task.name}: a record has another number named {task.metric.measure.name}; name the metric otherwise"
