@@ -56,7 +56,8 @@ def test_a_metric_of_several_sums_is_that_of_all_samples_not_the_mean_over_batch
     samples = Samples(torch.randn(2500, 4, generator=generator), torch.randn(2500, 3, generator=generator) + 5)
 
     def sums(outputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.stack([(outputs - targets).square().sum(), targets.sum(), targets.square().sum()])
+        error, targets = (outputs - targets).double(), targets.double()
+        return torch.stack([error.square().sum(), targets.sum(), targets.square().sum()])
 
     def finish(sums: Tensor, count: int) -> float:
         """R²: 1 - Σ(y - ŷ)² / Σ(y - ȳ)²."""
