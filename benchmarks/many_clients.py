@@ -39,7 +39,7 @@ def main() -> None:
             print(
                 f"{algorithm}, round {record.round}: {record.clients} clients, {seconds:.1f} s "
                 f"({', '.join(f'{phase} {time:.1f}' for phase, time in record.seconds.items())}), "
-                f"{100 * record.accuracy:.1f}% correct, peak memory {peak:.2f} GB",
+                f"{100 * record.score:.1f}% correct, peak memory {peak:.2f} GB",
                 flush=True,
             )
 

@@ -14,7 +14,7 @@ PAGE, PICTURE = HERE / "architecture.md", HERE / "images" / "architecture.svg"
 
 WIDTH = 1200
 BANDS = (
-    ("tensors and bytes", "files quantize task wire"),
+    ("tensors and bytes", "files named_function quantize task wire"),
     ("uploads, draws, data", "aggregation draws data models"),
     ("what is computed", "algorithms training"),
     ("what is asked, what is kept", "experiment runs"),
@@ -42,6 +42,7 @@ INSIDE = {
     "cli": "the verbs",
     "task": "loss · metric · prediction",
     "files": "written whole or not at all",
+    "named_function": "module:function",
     "draws": "all randomness from one seed",
     "models": "the paper's networks",
 }

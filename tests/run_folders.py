@@ -34,7 +34,7 @@ def real_run(path: Path, *settings: str, finish: bool = True) -> Path:
 def known_run(path: Path, settings: Sequence[str], rounds: Sequence[Mapping[str, Any]]) -> Path:
     """A folder whose rounds have these values; `settings` may ask for more rounds than there are."""
     usual: dict[str, Any] = {
-        "accuracy": 0.5, "loss": 1.0, "train_loss": None, "validation": None, "bytes_up": 1000, "bytes_down": 2000,
+        "score": 0.5, "loss": 1.0, "train_loss": None, "validation": None, "bytes_up": 1000, "bytes_down": 2000,
         "bytes_up_fp32": 10_000, "bytes_down_fp32": 10_000, "bits_per_weight_up": None, "clients": 5,
     }  # fmt: skip
     experiment = Experiment.from_toml("", settings)

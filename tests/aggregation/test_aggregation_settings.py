@@ -118,7 +118,7 @@ def test_a_liar_among_five_ruins_the_mean_and_not_the_robust_rules(
 
     def accuracy(rule: str) -> float:
         made = federation(digits, f"algorithm.name={algorithm}", f"federation.aggregate={rule}")
-        return list(simulate.play(made))[-1][1].accuracy
+        return list(simulate.play(made))[-1][1].score
 
     among_the_honest = accuracy("mean")
     monkeypatch.setattr(simulate, "train", with_a_liar)

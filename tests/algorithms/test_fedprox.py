@@ -10,9 +10,9 @@ from ternfed.algorithms import fedavg, fedprox, tfedavg
 from ternfed.algorithms.algorithm import Algorithm, Local, Network, Training, Weights
 from ternfed.data.values import Samples
 from ternfed.quantize.ternary import quantize
-from ternfed.training import choose
 from ternfed.training.batched import train_batched
-from ternfed.training.captured import train_captured
+from ternfed.training.captured import CapturedTrainer
+from ternfed.training.choose import trainer_for
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work
 
@@ -110,17 +110,19 @@ def test_ternary_or_not_it_is_the_other_algorithm_but_for_the_correction(network
 def test_the_fast_ways_are_not_chosen_for_corrected_steps(network: Network, feed: TrainingData) -> None:
     made = fedprox.algorithm(network, TRAINING, fedprox.Settings(mu=MU))
     works = [work_of(made, Local(network.weights(), {}))]
-    (chosen,) = choose.train(network, made.training, feed, works)
+    trainer = trainer_for(network, made.training, feed)
+    (chosen,) = trainer.train(works)
+    assert trainer.way == "plain"
     alone = train_one(network, made.training, feed, works[0])
     assert all(torch.equal(chosen.local.weights[name], alone.local.weights[name]) for name in network.parameters)
 
 
-@pytest.mark.parametrize("fast", [train_batched, train_captured])
-def test_the_fast_ways_refuse_corrected_steps(network: Network, feed: TrainingData, fast) -> None:  # type: ignore[no-untyped-def]
+def test_the_fast_ways_refuse_corrected_steps(network: Network, feed: TrainingData) -> None:
     made = fedprox.algorithm(network, TRAINING, fedprox.Settings())
-    works = [work_of(made, Local(network.weights(), {}))]
-    with pytest.raises(ValueError, match="corrected in plain training alone"):
-        list(fast(network, made.training, feed, works))
+    with pytest.raises(ValueError, match="corrected"):
+        list(train_batched(network, made.training, feed, [work_of(made, Local(network.weights(), {}))]))
+    with pytest.raises(ValueError, match="corrected"):
+        CapturedTrainer(network, made.training, feed)
 
 
 def test_an_impossible_pull_is_refused() -> None:

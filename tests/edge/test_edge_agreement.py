@@ -37,7 +37,7 @@ class Compared(NamedTuple):
 
 
 def compare(model: Trained, samples: Samples, path: Path) -> Compared:
-    found = summarise(predict(open_model(export(model, path).path), samples.inputs.numpy(), batch=100)).classes
+    found = summarise(predict(open_model(export(model, path).path), samples.inputs.numpy(), batch=100)).predictions
     with torch.no_grad():
         batches = [
             model.network(normalise(images, model.inputs.mean, model.inputs.std))

@@ -73,7 +73,7 @@ def test_the_file_says_how_it_was_trained_and_how_good_it_was(finished_run: Path
     assert facts["settings"] == run.settings
     assert facts["accuracy"] == run.summary["best_accuracy"]
     assert facts["round"] == run.summary["best_round"]
-    assert from_run(finished_run, which="last").accuracy == run.summary["accuracy"]
+    assert from_run(finished_run, which="last").score == run.summary["accuracy"]
 
 
 def test_the_last_round_can_be_chosen(finished_run: Path) -> None:
@@ -162,7 +162,7 @@ def test_predictions_have_the_accuracy_that_the_run_measured(finished_run: Path,
     batches = list(predict(opened, samples, labels, batch=100))
     assert [each.done for each in batches] == [100, 200, 300, 355]
     result = summarise(batches)
-    assert result.accuracy == pytest.approx(model.accuracy, abs=1e-6)  # the record holds a float32 quotient
+    assert result.score == pytest.approx(model.score, abs=1e-6)  # the record holds a float32 quotient
     assert result.milliseconds > 0
 
 
@@ -174,9 +174,9 @@ def test_predictions_are_written_as_csv_or_json(finished_run: Path, tmp_path: Pa
     write_predictions(tmp_path / "out.csv", result, labels[:3])
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "index,class,label"
-    assert lines[1] == f"0,{result.classes[0]},{labels[0]}"
+    assert lines[1] == f"0,{result.predictions[0]},{labels[0]}"
     write_predictions(tmp_path / "out.json", result)
-    assert json.loads((tmp_path / "out.json").read_text())["classes"] == result.classes.tolist()
+    assert json.loads((tmp_path / "out.json").read_text())["classes"] == result.predictions.tolist()
     with pytest.raises(ModelError, match=r"\.csv or \.json"):
         write_predictions(tmp_path / "out.txt", result)
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +14,19 @@ import torch
 from torch import nn
 
 import ternfed
+from ternfed.algorithms.algorithm import Network, Training
 from ternfed.data.sets import from_arrays, load, normalise
 from ternfed.data.values import DataSet
 from ternfed.engines import simulate
 from ternfed.experiment.experiment import Experiment, ExperimentError
+from ternfed.round import federation as federation_module
 from ternfed.round.exchange import Broadcasts, collect
 from ternfed.round.federation import Federation, answer, open_federation
 from ternfed.round.state import State, pack, unpack
 from ternfed.runs.folder import Round, RunFolder, read_run
-from ternfed.training import plain as training
+from ternfed.training.choose import Trainer
+from ternfed.training.plain import train_one
+from ternfed.training.work import Trained, TrainingData, Work
 from ternfed.wire import same
 
 ALGORITHMS = ["fedavg", "tfedavg", "cmfl", "stc", "centralized", "fedprox", "fedopt"]
@@ -42,6 +47,10 @@ def rounds(federation: Federation, state: State | None = None) -> tuple[State, l
     return played[-1][0], [replace(record, seconds={}) for _, record in played]
 
 
+def one_at_a_time(network: Network, training: Training, feed: TrainingData) -> Trainer:
+    return Trainer("plain", lambda works: (train_one(network, training, feed, work) for work in works))
+
+
 def assert_same_model(first: State, second: State) -> None:
     assert set(first.server.weights) == set(second.server.weights)
     for name, tensor in first.server.weights.items():
@@ -57,7 +66,7 @@ def test_the_same_seed_gives_the_same_bits(digits: DataSet, algorithm: str) -> N
 
 def test_another_seed_gives_another_run(digits: DataSet) -> None:
     first, second = (rounds(federation(digits, f"seed={seed}"))[1] for seed in (0, 1))
-    assert [r.accuracy for r in first] != [r.accuracy for r in second]
+    assert [r.score for r in first] != [r.score for r in second]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "tfedavg"])
@@ -78,8 +87,7 @@ def test_the_fast_path_agrees_with_one_client_at_a_time(
     """One round in float32: the order of sums differs, so weights agree to rounding; no trit may."""
     options = [f"algorithm.name={settings[0]}", *settings[1:], "federation.rounds=1"]
     fast, _ = rounds(federation(digits, *options))
-    plain = lambda network, training_, feed, works: (training.train_one(network, training_, feed, w) for w in works)  # noqa: E731
-    monkeypatch.setattr(simulate, "train", plain)
+    monkeypatch.setattr(federation_module, "trainer_for", one_at_a_time)
     slow, _ = rounds(federation(digits, *options))
     for name, tensor in fast.server.weights.items():
         torch.testing.assert_close(tensor, slow.server.weights[name], rtol=1e-4, atol=1e-5)
@@ -161,7 +169,7 @@ class TestRecords:
         assert first.skipped == 0
         assert second.skipped == second.clients == 20
         assert second.bytes_up < 20 * 64
-        assert second.accuracy == first.accuracy
+        assert second.score == first.score
 
     def test_stc_sends_sparse_updates_down_to_those_who_hold_the_model(self, digits: DataSet) -> None:
         _, (first, second, _) = rounds(federation(digits, "algorithm.name=stc", "federation.participation=1.0"))
@@ -201,15 +209,16 @@ class TestJudging:
 class TestDivergence:
     def test_one_diverged_client_is_dropped_and_named(self, digits: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
         made = federation(digits, "algorithm.name=fedavg", "federation.participation=1.0", "federation.rounds=1")
-        real = simulate.train
+        real = made.trainer.train
 
-        def sabotaged(network, training_, feed, works):  # type: ignore[no-untyped-def]
-            for index, trained in enumerate(real(network, training_, feed, works)):
+        def sabotaged(works: Sequence[Work]) -> Iterator[Trained]:
+            for index, trained in enumerate(real(works)):
                 if index == 7:
                     trained.local.weights["linear1.weight"][0, 0] = torch.nan
                 yield trained
 
-        monkeypatch.setattr(simulate, "train", sabotaged)
+        monkeypatch.setattr(federation_module, "trainer_for", lambda *_: Trainer("plain", sabotaged))
+        made = replace(made)  # whose trainer is not made yet
         state, (record,) = rounds(made)
         assert len(record.dropped) == 1
         assert record.dropped[0].startswith("client 7: linear1.weight holds NaN")
@@ -237,7 +246,7 @@ class TestFederate:
         model.eval()
         inputs = normalise(digits.test.inputs, digits.mean, digits.std)
         right = (model(inputs).argmax(1) == digits.test.labels).float().mean().item()
-        assert right == pytest.approx(records[-1].accuracy, abs=1e-6)
+        assert right == pytest.approx(records[-1].score, abs=1e-6)
         assert right > 0.8
         assert model[4].weight.unique().numel() <= 3  # type: ignore[operator, union-attr]
 

@@ -26,7 +26,7 @@ def only(path: Path) -> Group:
 def test_runs_that_differ_in_their_seed_alone_are_one_group_with_mean_and_std(tmp_path: Path) -> None:
     last = (0.91, 0.93, 0.98)
     for seed, accuracy in enumerate(last):
-        known_run(tmp_path / f"a/seed-{seed}", [*BASE, f"seed={seed}"], [{}, {"accuracy": accuracy}])
+        known_run(tmp_path / f"a/seed-{seed}", [*BASE, f"seed={seed}"], [{}, {"score": accuracy}])
     known_run(tmp_path / "another", [*BASE, "training.rate=0.5"], [{}, {}])
     groups = collect([tmp_path]).groups
     assert sorted(len(group.runs) for group in groups) == [1, 3]
@@ -36,7 +36,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group_with_mean_and_std(tm
 
 
 def test_one_seed_has_no_std(tmp_path: Path) -> None:
-    value = only(known_run(tmp_path / "one", BASE, [{}, {"accuracy": 0.5}])).accuracy()
+    value = only(known_run(tmp_path / "one", BASE, [{}, {"score": 0.5}])).accuracy()
     assert value is not None
     assert (value.std, value.text()) == (None, "50.00")
 
@@ -66,8 +66,8 @@ def test_a_run_belongs_to_the_row_that_has_its_name(tmp_path: Path) -> None:
 
 
 def test_numbers_come_from_the_finished_seeds(tmp_path: Path) -> None:
-    known_run(tmp_path / "a", [*BASE, "seed=0"], [{}, {"accuracy": 0.9}])
-    known_run(tmp_path / "b", [*BASE, "seed=1"], [{"accuracy": 0.1}])
+    known_run(tmp_path / "a", [*BASE, "seed=0"], [{}, {"score": 0.9}])
+    known_run(tmp_path / "b", [*BASE, "seed=1"], [{"score": 0.1}])
     group = only(tmp_path)
     value = group.accuracy()
     assert value is not None
@@ -76,8 +76,8 @@ def test_numbers_come_from_the_finished_seeds(tmp_path: Path) -> None:
 
 def test_without_a_finished_seed_they_come_from_the_last_round_that_all_reached(tmp_path: Path) -> None:
     long = ["data.dataset=mnist", "algorithm.name=fedavg", "federation.rounds=9"]
-    known_run(tmp_path / "a", [*long, "seed=0"], [{"accuracy": 0.2}, {"accuracy": 0.4}, {"accuracy": 0.9}])
-    known_run(tmp_path / "b", [*long, "seed=1"], [{"accuracy": 0.2}, {"accuracy": 0.6}])
+    known_run(tmp_path / "a", [*long, "seed=0"], [{"score": 0.2}, {"score": 0.4}, {"score": 0.9}])
+    known_run(tmp_path / "b", [*long, "seed=1"], [{"score": 0.2}, {"score": 0.6}])
     known_run(tmp_path / "c", [*long, "seed=2"], [])
     group = only(tmp_path)
     value = group.accuracy()
@@ -92,7 +92,7 @@ def test_a_run_that_has_not_begun_has_no_numbers(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
-    value = only(known_run(tmp_path / "a", BASE, [{}, {"accuracy": math.nan}])).accuracy()
+    value = only(known_run(tmp_path / "a", BASE, [{}, {"score": math.nan}])).accuracy()
     assert value is not None
     assert value.text() == "not finite"
 

@@ -302,7 +302,7 @@ class TestTheCommand:
         result = call("tiny-fedavg", "--seeds", "1")
         last = read_run("results/tiny-fedavg/seed-0").rounds[-1]
         assert last.validation is not None
-        validation, test = f"{100 * last.validation:.2f}", f"{100 * last.accuracy:.2f}"
+        validation, test = f"{100 * last.validation:.2f}", f"{100 * last.score:.2f}"
         assert validation != test
         assert f"tiny-fedavg/seed-0 {validation}%" in result.stderr
         assert validation in result.stdout

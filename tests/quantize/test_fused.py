@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_ternary import QUANTIZERS, randn
 from torch import Tensor
 
-from ternfed.quantize.fused import _Segments, quantize_all
+from ternfed.quantize.fused import Segments, quantize_all
 from ternfed.quantize.ternary import Quantizer, Scale, quantize, start_factors
 
 # Sums over a layer may run in another order; a few units in the last place of a float64 sum of ~100 terms.
@@ -110,7 +110,7 @@ def test_a_narrower_dtype_rounds_the_weights_and_nothing_else() -> None:
 )
 @pytest.mark.parametrize("how", ["sum", "mean", "amax"])
 def test_reducing_by_pieces_is_reducing_by_layer(layers: tuple[int, ...], clients: int, how: str) -> None:
-    segments = _Segments(clients, layers, torch.device("cpu"))
+    segments = Segments(clients, layers, torch.device("cpu"))
     numbers = randn(clients * sum(layers)).abs()
     # Sums of up to 81,920 numbers near 1, in another order: relative errors add up to some hundred units.
     torch.testing.assert_close(segments.reduce_by_pieces(numbers, how), segments.reduce(numbers, how), **CLOSE)

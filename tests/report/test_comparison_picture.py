@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 def rounds(accuracy: float) -> list[Round]:
     usual = {"bytes_up_fp32": 1, "bytes_down_fp32": 1, "bits_per_weight_up": None, "clients": 5, "loss": 1.0}
     return [
-        Round(round=n, accuracy=accuracy * n / 3, train_loss=None, validation=None, bytes_up=n, bytes_down=n, **usual)
+        Round(round=n, score=accuracy * n / 3, train_loss=None, validation=None, bytes_up=n, bytes_down=n, **usual)
         for n in (1, 2, 3)
     ]
 

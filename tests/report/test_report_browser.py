@@ -30,7 +30,7 @@ def page(runs: Path, rows: dict[str, Row], tmp_path_factory: pytest.TempPathFact
         for model in ("cnn", "resnet18"):
             settings = ["data.dataset=cifar10", f"model.name={model}", f"seed={seed}", "algorithm.preset=paper"]
             own = [*settings, "federation.rounds=2", "data.classes_per_client=5"]
-            known_run(folder / f"runs/{model}-{seed}", own, [{**values, "accuracy": 0.9 + seed / 100}] * 2)
+            known_run(folder / f"runs/{model}-{seed}", own, [{**values, "score": 0.9 + seed / 100}] * 2)
     return write_report([runs, folder / "runs"], folder / "out", rows=rows).page
 
 

@@ -155,7 +155,7 @@ def test_folders_with_hardly_a_round_make_a_page(tmp_path: Path) -> None:
     settings = ["data.dataset=mnist", "algorithm.name=fedavg", "federation.rounds=5"]
     known_run(tmp_path / "none", settings, [])
     known_run(tmp_path / "one", [*settings, "data.classes_per_client=2"], [{}])
-    known_run(tmp_path / "lost", [*settings, "training.rate=9"], [{"accuracy": float("nan")}] * 5)
+    known_run(tmp_path / "lost", [*settings, "training.rate=9"], [{"score": float("nan")}] * 5)
     written = write_report([tmp_path], tmp_path / "out", rows={})
     assert written.unfinished == 2
     assert "not finite" in written.page.read_text()

@@ -35,7 +35,7 @@ def add(
     """One run per seed; every round has these values, the last one the seed's accuracy."""
     for seed, value in enumerate(accuracies):
         own = [*settings, *more, f"seed={seed}", f"federation.rounds={rounds}"]
-        last = {**values, "accuracy": value, "validation": value}
+        last = {**values, "score": value, "validation": value}
         known_run(path / f"seed-{seed}", own, [values] * (rounds - 1) + [last])
 
 
@@ -80,7 +80,7 @@ class TestSummary:
         assert not any("paper" in heading for heading in sheet.headings)
 
     def test_an_unfinished_run_says_how_far_it_is(self, tmp_path: Path) -> None:
-        known_run(tmp_path / "a", [*MNIST, "federation.rounds=9", "algorithm.name=fedavg"], [{"accuracy": 0.125}])
+        known_run(tmp_path / "a", [*MNIST, "federation.rounds=9", "algorithm.name=fedavg"], [{"score": 0.125}])
         sheet = accuracy.summary(groups(tmp_path))
         assert sheet is not None
         assert "1 of 9 × 1, unfinished" in sheet.rows[0]
@@ -149,7 +149,7 @@ class TestAccuracies:
     def test_the_ablation_is_judged_by_validation_against_the_full_recipe(self, tmp_path: Path) -> None:
         for name, rate, value in (("a", 0.1, 0.875), ("full", 0.2, 0.9), ("c", 0.3, 0.125)):
             settings = [*CIFAR, f"name={name}", f"training.rate={rate}", "federation.rounds=1"]
-            known_run(tmp_path / name, settings, [{"accuracy": 0.99, "validation": value}])
+            known_run(tmp_path / name, settings, [{"score": 0.99, "validation": value}])
         rows = {
             "full": row("full", "ablation", title="The recipe, 1 round"),
             "a": row("a", "ablation", title="no latent rate"),
@@ -170,7 +170,7 @@ class TestAccuracies:
     ) -> None:
         def tried(name: str, rounds: Sequence[float], *settings: str) -> None:
             given = [*CIFAR, f"name={name}", f"federation.rounds={len(rounds)}", *settings]
-            known_run(tmp_path / name, given, [{"accuracy": 0.99, "validation": value} for value in rounds])
+            known_run(tmp_path / name, given, [{"score": 0.99, "validation": value} for value in rounds])
 
         tried("a", (0.1, 0.2, 0.3, 0.4), "training.rate=0.3")
         tried("b", (0.4, 0.5))

@@ -11,6 +11,7 @@ import resource
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ VALIDATION = (0.3, 0.2, 0.6, 0.7, 0.1, 0.4, 0.9, 0.8, 0.5, 0.0)
 def record(number: int, **values: Any) -> Round:
     """A made-up round; its validation accuracy rises and falls, so that the best model is not always the last."""
     plain: dict[str, Any] = {
-        "accuracy": number / 100, "loss": 1 / number, "train_loss": None, "validation": VALIDATION[(number - 1) % 10],
+        "score": number / 100, "loss": 1 / number, "train_loss": None, "validation": VALIDATION[(number - 1) % 10],
         "bytes_up": 100 + number, "bytes_down": 200, "bytes_up_fp32": 1000, "bytes_down_fp32": 2000,
         "bits_per_weight_up": 0.5, "clients": 3, "seconds": {"train": random.random()},
     }  # fmt: skip
@@ -562,12 +563,13 @@ def test_a_resumption_elsewhere_is_noted_and_one_in_the_same_place_is_not(
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 records = st.builds(
     Round,
-    round=st.integers(1, 10**6), accuracy=st.floats(0, 1), loss=numbers, train_loss=st.none() | numbers,
+    round=st.integers(1, 10**6), score=st.floats(0, 1), loss=numbers, train_loss=st.none() | numbers,
     validation=st.none() | st.floats(0, 1), bytes_up=st.integers(0, 2**60), bytes_down=st.integers(0, 2**60),
     bytes_up_fp32=st.integers(0, 2**60), bytes_down_fp32=st.integers(0, 2**60),
     bits_per_weight_up=st.none() | st.floats(0, 40), clients=st.integers(0, 10**6), skipped=st.integers(0, 10**6),
     dropped=st.lists(st.text(), max_size=3).map(tuple), strategy=st.none() | st.sampled_from(["I", "II"]),
     changed=st.none() | st.floats(0, 1), zeros=st.none() | st.floats(0, 1), seconds=st.just({}),
+    metric=st.sampled_from(["accuracy", "mse", "Kaffee ☕"]), higher_is_better=st.booleans(), percent=st.booleans(),
 )  # fmt: skip
 
 
@@ -578,6 +580,39 @@ def test_a_record_comes_back_from_its_line_as_it_was(one: Round) -> None:
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert Round.from_line(line) == one
+
+
+def test_the_metric_names_the_score_and_accuracy_needs_no_more_words() -> None:
+    accuracy = json.loads(record(1, score=0.5).to_line())
+    assert list(accuracy)[:3] == ["round", "accuracy", "loss"]
+    assert accuracy["accuracy"] == 0.5
+    assert not {"score", "metric", "higher_is_better", "percent"} & set(accuracy)
+    error = json.loads(record(1, score=0.5, metric="mse", higher_is_better=False, percent=False).to_line())
+    assert list(error)[:3] == ["round", "mse", "loss"]
+    assert (error["mse"], error["higher_is_better"], error["percent"]) == (0.5, False, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"accuracy": None, "mse": 0.5},  # neither way is said to be better
+        {"mse": 0.5},
+        {"accuracy": None},
+        {"accuracy": None, "seconds": 0.5, "higher_is_better": True, "percent": True},
+        {"accuracy": None, "metric": "mse", "higher_is_better": True, "percent": True},
+    ],
+)
+def test_a_line_without_exactly_one_score_is_no_record(change: dict[str, object]) -> None:
+    values = {**json.loads(record(1).to_line()), **change}
+    kept = {key: value for key, value in values.items() if key not in change or change[key] is not None}
+    with pytest.raises(ValueError, match="not the record of a round"):
+        Round.from_line(json.dumps(kept).encode())
+
+
+def test_the_best_round_is_that_of_the_best_score_whichever_way_the_metric_goes() -> None:
+    rounds = [record(number, validation=value) for number, value in enumerate((0.3, 0.1, 0.2, math.nan), start=1)]
+    assert best_round(rounds).round == 1
+    assert best_round([replace(one, metric="mse", higher_is_better=False) for one in rounds]).round == 2
 
 
 def test_a_number_that_is_not_finite_is_null_in_its_line() -> None:
@@ -592,11 +627,9 @@ def test_the_seconds_are_not_in_the_line() -> None:
 
 def test_a_summary_counts_bytes_over_all_rounds_and_takes_the_best_by_validation() -> None:
     rounds = [
-        record(1, accuracy=0.5, validation=0.6, bits_per_weight_up=1.0, strategy="I", seconds={"a": 1.0, "b": 2.0}),
-        record(
-            2, accuracy=0.4, validation=0.7, strategy="II", clients=4, skipped=2, dropped=("x",), seconds={"a": 3.5}
-        ),
-        record(3, accuracy=0.45, validation=0.7, bits_per_weight_up=None, strategy="I", seconds={}),
+        record(1, score=0.5, validation=0.6, bits_per_weight_up=1.0, strategy="I", seconds={"a": 1.0, "b": 2.0}),
+        record(2, score=0.4, validation=0.7, strategy="II", clients=4, skipped=2, dropped=("x",), seconds={"a": 3.5}),
+        record(3, score=0.45, validation=0.7, bits_per_weight_up=None, strategy="I", seconds={}),
     ]
     found = summarise(rounds, EXPERIMENT, "runs/first")
     assert found.pop("settings") == EXPERIMENT.to_table()
@@ -604,17 +637,18 @@ def test_a_summary_counts_bytes_over_all_rounds_and_takes_the_best_by_validation
         "accuracy": 0.45, "best_accuracy": 0.4, "best_round": 2, "bytes_up": 306, "bytes_down": 600,
         "compression_up": 3000 / 306, "compression_down": 10.0, "bits_per_weight_up": (3 * 1.0 + 1 * 0.5) / 4,
         "strategy_one": 2, "rounds": 3, "seconds": 6.5, "run": "runs/first",
+        "metric": "accuracy", "higher_is_better": True,
     }  # fmt: skip
 
 
 def test_without_validation_data_the_best_round_is_the_last() -> None:
-    rounds = [record(1, validation=None, accuracy=0.9), record(2, validation=None, accuracy=0.1)]
+    rounds = [record(1, validation=None, score=0.9), record(2, validation=None, score=0.1)]
     assert best_round(rounds) is rounds[1]
     found = summarise(rounds, EXPERIMENT)
     assert (found["best_accuracy"], found["run"], found["strategy_one"]) == (0.1, "digits-fedavg", None)
 
 
 def test_a_summary_is_json_even_when_training_diverged_or_nothing_travelled() -> None:
-    rounds = [record(1, accuracy=math.nan, bytes_up=0, bytes_down=0, bits_per_weight_up=None)]
+    rounds = [record(1, score=math.nan, bytes_up=0, bytes_down=0, bits_per_weight_up=None)]
     found = json.loads(json.dumps(summarise(rounds, EXPERIMENT), allow_nan=False))
     assert (found["accuracy"], found["compression_up"], found["bits_per_weight_up"]) == (None, None, None)

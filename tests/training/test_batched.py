@@ -16,9 +16,10 @@ from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.models import cnn, mlp
 from ternfed.quantize.ternary import FTTQ, TTQ, TWN, FactorGradient, Quantizer, Rule, start_factors
+from ternfed.task import CLASSIFICATION
 from ternfed.training import batched
 from ternfed.training.batched import Layer, chain_of, train_batched
-from ternfed.training.choose import train
+from ternfed.training.choose import trainer_for
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work
 
@@ -107,11 +108,14 @@ def assert_the_same(together: list[Trained], alone: list[Trained]) -> None:
 
 
 def check(network: Network, training: Training, works: list[Work] | None = None) -> list[Trained]:
-    """Both ways, held against each other; every client must really have moved."""
+    """Both ways, held against each other; every client that has samples must really have moved."""
     works = works_of(network, training) if works is None else works
     feed = feed_of(sum(work.order.shape[1] for work in works))
     alone = [train_one(network, training, feed, work) for work in works]
     assert_the_same(list(train_batched(network, training, feed, works)), alone)
+    for work, trained in zip(works, alone, strict=True):
+        start, end = work.local.weights, trained.local.weights
+        assert any(not torch.equal(start[name], end[name]) for name in start) == (work.order.numel() > 0)
     return alone
 
 
@@ -265,26 +269,6 @@ def test_a_thousand_clients_of_a_sample_or_two_are_trained_in_bounded_chunks() -
         torch.testing.assert_close(done[k].local.weights, alone.local.weights, rtol=1e-5, atol=1e-6)
 
 
-def test_the_trainer_of_a_chain_is_the_batched_one_and_of_anything_else_the_plain_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    called: list[int] = []
-
-    def spy(network: Network, training: Training, feed: TrainingData, works: list[Work]) -> object:
-        called.append(len(works))
-        return train_batched(network, training, feed, works)
-
-    monkeypatch.setattr(batched, "train_batched", spy)
-    network, training = network_of(small_mlp), Training(epochs=1, batch=8)
-    works, feed = works_of(network, training), feed_of(sum(SIZES))
-    assert_the_same(list(train(network, training, feed, works)), [train_one(network, training, feed, w) for w in works])
-    assert called == [len(works)]
-    other = Network(nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 9), nn.Tanh(), nn.Linear(9, CLASSES)).double())
-    works = works_of(other, training)
-    assert_the_same(list(train(other, training, feed, works)), [train_one(other, training, feed, w) for w in works])
-    assert called == [len(SIZES)]
-
-
 def test_a_chain_is_read_off_the_model() -> None:
     assert chain_of(mlp()) == [
         Layer("linear1.weight", None, True), Layer("linear2.weight", None, True), Layer("linear3.weight", None, False),
@@ -305,7 +289,7 @@ def test_a_sample_that_does_not_fit_is_left_to_the_model_itself() -> None:
     assert chain_of(unflat, (3, 4)) is None
     works = works_of(Network(mlp().double()), Training(batch=8))
     with pytest.raises(ValueError, match="takes 784 numbers"):
-        list(train(Network(mlp().double()), Training(batch=8), feed_of(sum(SIZES)), works))
+        list(trainer_for(Network(mlp().double()), Training(batch=8), feed_of(sum(SIZES))).train(works))
 
 
 def _shared() -> nn.Module:
@@ -356,12 +340,17 @@ def test_whatever_the_batched_pass_would_not_reproduce_is_no_chain(what: str) ->
     assert chain_of(NO_CHAINS[what]) is None
 
 
-def test_augmented_data_and_other_networks_are_refused() -> None:
+def test_what_other_steps_would_train_is_refused() -> None:
     training, feed = Training(batch=8), feed_of(4)
     with pytest.raises(ValueError, match="use train_one"):
         next(train_batched(Network(cnn()), training, feed, []))
     with pytest.raises(ValueError, match="use train_one"):
         next(train_batched(network_of(small_mlp), training, replace(feed, augment=Augment(1, True)), []))
+    with pytest.raises(ValueError, match="use train_one"):
+        next(train_batched(network_of(small_mlp), replace(training, precision="bfloat16"), feed, []))
+    label_smoothing = replace(CLASSIFICATION, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+    with pytest.raises(ValueError, match="use train_one"):
+        next(train_batched(replace(network_of(small_mlp), task=label_smoothing), training, feed, []))
 
 
 def test_tensors_of_a_gpu_are_trained_there() -> None:

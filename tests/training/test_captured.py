@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from ternfed.algorithms.optimizers import Adam, Sgd
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.quantize.ternary import FTTQ, TTQ, TWN, Quantizer, start_factors
-from ternfed.training.captured import _Kind, _turn, train_captured
+from ternfed.training.captured import CapturedTrainer, _Kind, _turn
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work
 
@@ -90,6 +91,12 @@ def works_of(network: Network, training: Training, feed: TrainingData, sizes: li
         works.append(replace(work, rate=training.rate * (1 + client)))
         first += size
     return works
+
+
+def train_captured(
+    network: Network, training: Training, feed: TrainingData, works: list[Work], **options: int
+) -> Iterator[Trained]:
+    return CapturedTrainer(network, training, feed, **options).train(works)
 
 
 def assert_same(left: Trained, right: Trained, **close: float) -> None:
@@ -180,9 +187,10 @@ def test_nothing_is_left_over_from_the_clients_before() -> None:
     network, feed = small_network(), images(augment=Augment(padding=2))
     training = training_of(network, "fttq", "adam")
     works = works_of(network, training, feed, [20, 13])
-    first = list(train_captured(network, training, feed, works))
-    list(train_captured(network, training, feed, works[::-1]))
-    again = list(train_captured(network, training, feed, works))
+    trainer = CapturedTrainer(network, training, feed)
+    first = list(trainer.train(works))
+    list(trainer.train(works[::-1]))
+    again = list(trainer.train(works))
     for left, right in zip(first, again, strict=True):
         assert_same(left, right, rtol=0.0, atol=0.0)
 
@@ -191,11 +199,12 @@ def test_a_network_that_draws_at_random_gets_each_clients_own_seed() -> None:
     network, feed = small_network(nn.Dropout(0.5)), images()
     training = training_of(network, "fedavg", "sgd")
     works = works_of(network, training, feed, [16, 16, 11])
-    together = list(train_captured(network, training, feed, works))
+    trainer = CapturedTrainer(network, training, feed)
+    together = list(trainer.train(works))
     for outcome, work in zip(together, works, strict=True):
-        (alone,) = train_captured(network, training, feed, [work])
+        (alone,) = trainer.train([work])
         assert_same(outcome, alone, rtol=0.0, atol=0.0)
-    (other,) = train_captured(network, training, feed, [replace(works[0], seed=works[0].seed + 1)])
+    (other,) = trainer.train([replace(works[0], seed=works[0].seed + 1)])
     assert other.loss != together[0].loss
 
 
@@ -279,6 +288,7 @@ def test_graphs_repeat_to_the_bit() -> None:
     training = training_of(network, "fttq", "adam", epochs=3, precision="bfloat16")
     feed = images(augment=Augment(padding=2), device="cuda")
     works = works_of(network, training, feed, [40, 35, 40])
-    first = list(train_captured(network, training, feed, works))
-    for left, right in zip(first, train_captured(network, training, feed, works), strict=True):
+    trainer = CapturedTrainer(network, training, feed)
+    first = list(trainer.train(works))
+    for left, right in zip(first, trainer.train(works), strict=True):
         assert_same(left, right, rtol=0.0, atol=0.0)

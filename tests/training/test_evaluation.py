@@ -1,11 +1,14 @@
 """Accuracy, loss, and BatchNorm statistics recomputed for given weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ternfed.algorithms.algorithm import Network
 from ternfed.data.values import Samples
+from ternfed.task import Measure, Metric, Task
 from ternfed.training.evaluation import Evaluator
 
 
@@ -46,3 +49,24 @@ def test_recomputed_statistics_are_the_mean_and_variance_of_the_layers_inputs(ne
     torch.testing.assert_close(counted["1.running_mean"], inputs.mean(0))
     torch.testing.assert_close(counted["1.running_var"], inputs.var(0))
     assert torch.equal(counted["0.weight"], network.weights()["0.weight"])
+
+
+def test_a_metric_of_several_sums_is_that_of_all_samples_not_the_mean_over_batches(network: Network) -> None:
+    generator = torch.Generator().manual_seed(3)
+    samples = Samples(torch.randn(2500, 4, generator=generator), torch.randn(2500, 3, generator=generator) + 5)
+
+    def sums(outputs: Tensor, targets: Tensor) -> Tensor:
+        error, targets = (outputs - targets).double(), targets.double()
+        return torch.stack([error.square().sum(), targets.sum(), targets.square().sum()])
+
+    def finish(sums: Tensor, count: int) -> float:
+        """R²: 1 - Σ(y - ŷ)² / Σ(y - ȳ)²."""
+        error, total, squares = sums.tolist()
+        return float(1 - error / (squares - total**2 / (3 * count)))
+
+    r2 = Task("fit", nn.functional.mse_loss, Metric(Measure("r2"), sums, finish), predict=lambda outputs: outputs)
+    score, loss = Evaluator(replace(network, task=r2), samples).evaluate(network.weights())
+    outputs, targets = network.model.eval()(samples.inputs).detach().double(), samples.labels.double()
+    error, spread = (outputs - targets).square().sum(), (targets - targets.mean()).square().sum()
+    assert score == pytest.approx(1 - (error / spread).item(), rel=1e-6)
+    assert loss == pytest.approx((outputs - targets).square().mean().item(), rel=1e-6)

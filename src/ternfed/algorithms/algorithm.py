@@ -23,6 +23,7 @@ from ternfed.aggregation.aggregation import Aggregation, Uploads
 from ternfed.algorithms.optimizers import Optimizer, Sgd
 from ternfed.quantize.layers import Predicate, ternary_names
 from ternfed.quantize.ternary import Quantizer
+from ternfed.task import CLASSIFICATION, Task
 from ternfed.wire import Kind, Message, Schema, Slot, Value, dense
 
 Weights = dict[str, Tensor]
@@ -31,7 +32,7 @@ Weights = dict[str, Tensor]
 DOWN = ("round",)
 """The numbers of every broadcast; the engine fills them in."""
 UP = ("round", "samples", "loss")
-"""The numbers of every upload. With "accuracy" among them, a client also judges the model it received."""
+"""The numbers of every upload. With the task's metric among them, a client also judges the model it received."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,13 @@ class Network:
     """The plain module. Its own tensors are only read, for shapes and for the first weights."""
     ternary: tuple[str, ...] = ()
     """Parameters that a ternary algorithm quantizes."""
+    task: Task = CLASSIFICATION
+    """What it learns."""
 
     @staticmethod
-    def of(model: nn.Module, where: Predicate | None = None) -> Network:
+    def of(model: nn.Module, where: Predicate | None = None, task: Task = CLASSIFICATION) -> Network:
         """The model with the layers that `ternarize_` would choose."""
-        return Network(model, ternary_names(model, where))
+        return Network(model, ternary_names(model, where), task)
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -131,7 +134,7 @@ class Training:
     frozen: tuple[str, ...] = ()
     """Parameters that are not trained."""
     precision: str = "float32"
-    """`bfloat16`: on a GPU, linear and convolutional layers compute in it; weights, optimizer and BatchNorm do not."""
+    """`bfloat16`: linear and convolutional layers compute in it; weights, optimizer and BatchNorm do not."""
     correct: Correct | None = None
     """What is done to the gradient of each local step, before the optimizer sees it."""
 
@@ -165,7 +168,7 @@ class Server:
 
 
 Judge = Callable[[Weights], float]
-"""The accuracy (0 to 1) of a model on data held out on the server. Never test data."""
+"""How good a model is on data held out on the server, in the metric's units, higher always better. Never test data."""
 
 Draw = Callable[[str], torch.Generator]
 """A fresh generator for a purpose, fixed by the experiment's seed, the round and the client."""

@@ -73,7 +73,7 @@ class Judging(StrEnum):
     SERVER = "server"
     """Data held out on the server: quantized against averaged model, before either is sent."""
     CLIENTS = "clients"
-    """The clients' accuracy of the broadcast they received, against the best they reported so far: a collapse is
+    """The clients' score of the broadcast they received, against the best they reported so far: a collapse is
     noticed one round later, and the next broadcast is in full precision."""
     OFF = "off"
     """Strategy I in every round."""
@@ -115,7 +115,7 @@ class Settings:
     votes agree on and which are in doubt, and settle those."""
     judging: Judging = Judging.SERVER
     tolerance: float = 0.03
-    """Strategy II when the quantized model is more than this much accuracy worse."""
+    """Strategy II when the quantized model is worse by more than this, in the metric's units (accuracy: 0 to 1)."""
     statistics: Statistics = Statistics.BEST
     dense: Kind = Kind.FLOAT32
     """The precision that layers which are not ternary travel in."""
@@ -195,7 +195,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     by_optimizer = 8.0 if training.optimizer.steps_follow_gradient else 0.1
     factor_rate = by_optimizer if settings.factor_rate is None else settings.factor_rate
     known = {name: network.weights()[name] for name in first}
-    numbers = (*UP, "accuracy") if settings.judging is Judging.CLIENTS else UP
+    judged = network.task.metric.measure
+    numbers = (*UP, judged.name) if settings.judging is Judging.CLIENTS else UP
 
     def threshold_of(client: Client) -> float:
         if not settings.randomise:
@@ -260,9 +261,10 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if settings.judging is Judging.SERVER:
             collapsed = helpers.judge(quantized) < helpers.judge(full) - settings.tolerance
         elif settings.judging is Judging.CLIENTS:
-            best = torch.zeros(()) if best is None else best
-            collapsed = uploads.numbers["accuracy"] < float(best) - settings.tolerance
-            best = torch.maximum(best, torch.tensor(uploads.numbers["accuracy"], dtype=best.dtype))
+            best = torch.tensor(-torch.inf) if best is None else best
+            reached = judged.goodness(uploads.numbers[judged.name])
+            collapsed = reached < float(best) - settings.tolerance
+            best = torch.maximum(best, torch.tensor(reached, dtype=best.dtype))
         else:
             collapsed = False
         if collapsed or any(helpers.reaches_share(share) for share in settings.full_at):

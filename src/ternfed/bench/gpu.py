@@ -1,4 +1,4 @@
-"""Milliseconds of a local step on an NVIDIA GPU: `train_captured` as the simulator calls it, start to finish.
+"""Milliseconds of a local step on an NVIDIA GPU: `CapturedTrainer` as the simulator calls it, start to finish.
 
 CIFAR-sized random images, batch 64, Adam, augmentation on; five epochs (one in float32) of 150 steps. A time is the
 wall clock of a whole call (loading the clients, all steps, fetching the results) over clients × steps: the median of
@@ -21,7 +21,7 @@ from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.models import build
 from ternfed.quantize.ternary import Quantizer, start_factors
-from ternfed.training.captured import train_captured
+from ternfed.training.captured import CapturedTrainer
 from ternfed.training.work import TrainingData, Work
 
 BATCH, STEPS, CALLS = 64, 150, 3
@@ -71,11 +71,17 @@ def measure(model: str, precision: str, clients: int, compiled: bool, feed: Trai
     ternary = replace(
         plain, quantizer=Quantizer(), ternary=network.ternary, latent_rate=24.0, factor_rate=0.1, clip=1.0
     )
-    jobs = [(side, [_work(network, side, feed, client) for client in range(clients)]) for side in (plain, ternary)]
+    jobs = [
+        (
+            CapturedTrainer(network, side, feed, side_by_side=clients, compiled=compiled),
+            [_work(network, side, feed, client) for client in range(clients)],
+        )
+        for side in (plain, ternary)
+    ]
 
-    def seconds(training: Training, works: list[Work]) -> float:
+    def seconds(trainer: CapturedTrainer, works: list[Work]) -> float:
         start = time.perf_counter()
-        for _ in train_captured(network, training, feed, works, side_by_side=clients, compiled=compiled):
+        for _ in trainer.train(works):
             pass
         return time.perf_counter() - start
 

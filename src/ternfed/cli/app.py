@@ -22,6 +22,7 @@ from ternfed.cli.terminal import failing, one_sentence
 
 if TYPE_CHECKING:
     from ternfed.experiment.experiment import Experiment
+    from ternfed.task import Measure
 
 app = typer.Typer(
     help="Federated learning over slow links: ternary networks, trits on the wire in both directions.",
@@ -100,25 +101,26 @@ def run(
         given += [f"seed={seed}"] if seed is not None else []
         experiment = Experiment.given(file, [*given, *(settings or [])], out if resume and seeds == 1 else None)
         base = out or fresh_folder(experiment.name)
-        results = []
+        results: list[dict[str, Any]] = []
         for offset in range(seeds):
             one = experiment.with_settings([f"seed={experiment.seed + offset}"]) if offset else experiment
             folder = base if seeds == 1 else base / f"seed-{one.seed}"
             go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
-            results.append(_run_one(one, folder, data, device, go_on, overwrite, as_json))
+            summary, measure = _run_one(one, folder, data, device, go_on, overwrite, as_json)
+            results.append(summary)
         if as_json:
             terminal.print_json(results[0] if seeds == 1 else _over_seeds(results))
         elif seeds > 1:
             both = _over_seeds(results)
-            terminal.out.print(
-                f"{seeds} seeds: accuracy {100 * both['accuracy']:.2f} ± {100 * both['accuracy_std']:.2f} %"
-            )
+            mean, spread = (measure.scaled(both[key]) for key in (measure.name, f"{measure.name}_std"))
+            shown = f"{mean:.2f} ± {spread:.2f} %" if measure.percent else f"{mean:.4g} ± {spread:.4g}"
+            terminal.out.print(f"{seeds} seeds: {measure.name} {shown}")
 
 
 def _run_one(
     experiment: Experiment, folder: Path, data: Path | None, device: str, resume: bool, overwrite: bool, quiet: bool
-) -> dict[str, Any]:
-    """One run into one folder, with its progress on standard error."""
+) -> tuple[dict[str, Any], Measure]:
+    """One run into one folder, with its progress on standard error: its summary, and how its scores are read."""
     from ternfed.data.sets import load
     from ternfed.engines.simulate import record_into
     from ternfed.round.federation import open_federation
@@ -133,17 +135,18 @@ def _run_one(
         summary = summarise(rounds, experiment, str(folder))
         target.finish({**summary, "run": folder.name})  # the folder may move
     if not quiet:
-        terminal.out.print(terminal.summary_table({experiment.name: summary}))
+        terminal.out.print(terminal.summary_table({experiment.name: summary}, rounds[-1].measure))
         terminal.out.print(f"The run is in {folder}")
-    return summary
+    return summary, rounds[-1].measure
 
 
 def _over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
-    accuracies = [result["accuracy"] for result in results]
+    metric = results[0]["metric"]
+    scores, best = ([result[key] for result in results] for key in (metric, f"best_{metric}"))
     return {
-        "accuracy": statistics.mean(accuracies),
-        "accuracy_std": statistics.stdev(accuracies),
-        "best_accuracy": statistics.mean(result["best_accuracy"] for result in results),
+        metric: statistics.mean(scores),
+        f"{metric}_std": statistics.stdev(scores),
+        f"best_{metric}": statistics.mean(best),
         "bytes_up": statistics.mean(result["bytes_up"] for result in results),
         "bytes_down": statistics.mean(result["bytes_down"] for result in results),
         "runs": results,
@@ -179,7 +182,8 @@ def demo(
         if as_json:
             terminal.print_json({**summaries, "picture": str(picture)})
         else:
-            terminal.out.print(terminal.summary_table(summaries))
+            measure = next(iter(runs.values()))[-1].measure
+            terminal.out.print(terminal.summary_table(summaries, measure))
             terminal.out.print(f"The picture is {picture}")
 
 

@@ -73,8 +73,9 @@ def predict(
         result = summarise(shown)
         if out is not None:
             write_predictions(out, result, labels)
+        measure = result.task.metric.measure
         value = {
-            "accuracy": result.accuracy,
+            measure.name: result.score,
             "milliseconds": result.milliseconds,
             "samples": len(samples),
             "predictions": None if out is None else str(out),
@@ -82,8 +83,10 @@ def predict(
         if as_json:
             terminal.print_json(value)
             return
-        accuracy = "" if result.accuracy is None else f"{100 * result.accuracy:.2f}% correct, "
-        terminal.out.print(f"{len(samples)} samples: {accuracy}{result.milliseconds:.3f} ms a sample", highlight=False)
+        score = ""
+        if result.score is not None:
+            score = f"{measure.name} {measure.scaled(result.score):.4g}{'%' if measure.percent else ''}, "
+        terminal.out.print(f"{len(samples)} samples: {score}{result.milliseconds:.3f} ms a sample", highlight=False)
         if out is not None:
             terminal.out.print(f"The predictions are in {out}", highlight=False)
 

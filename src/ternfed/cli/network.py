@@ -163,11 +163,13 @@ def _fail(error: Exception, code: int) -> None:
 def _show_end(folder: Path, experiment: Experiment, as_json: bool) -> None:
     import json
 
+    from ternfed.runs.folder import read_run
+
     result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if as_json:
         terminal.print_json({**result, "run": str(folder)})
         return
-    terminal.out.print(terminal.summary_table({experiment.name: result}))
+    terminal.out.print(terminal.summary_table({experiment.name: result}, read_run(folder).rounds[-1].measure))
     terminal.out.print(f"The model is {folder}/last.safetensors, the run in {folder}", highlight=False)
 
 

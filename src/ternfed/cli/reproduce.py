@@ -161,7 +161,8 @@ class _Running:
     task: TaskID
     up: int = 0
     down: int = 0
-    accuracy: float | None = None
+    reached: str = ""
+    """The score after the last round."""
 
 
 class _Board:
@@ -180,9 +181,9 @@ class _Board:
     def tell(self, cell: Cell, outcome: Round) -> None:
         bar = self.begin(cell)
         bar.up, bar.down = bar.up + outcome.bytes_up, bar.down + outcome.bytes_down
-        bar.accuracy = cell.result(outcome)
+        bar.reached = outcome.measure.text(cell.result(outcome))
         strategy = f" · strategy {outcome.strategy}" if outcome.strategy else ""
-        facts = f"{100 * bar.accuracy:5.2f}% · ↑ {terminal.size(bar.up)} ↓ {terminal.size(bar.down)}{strategy}"
+        facts = f"{bar.reached} · ↑ {terminal.size(bar.up)} ↓ {terminal.size(bar.down)}{strategy}"
         self._progress.update(bar.task, completed=outcome.round, facts=facts)
 
     def teller(self, cell: Cell) -> Callable[[Round], None]:
@@ -191,9 +192,9 @@ class _Board:
     def end(self, cell: Cell) -> None:
         """One line stays of it, so that a log shows when each cell was done."""
         bar = self.begin(cell)
-        reached = "" if bar.accuracy is None else f" {100 * bar.accuracy:.2f}%"
         if not self._progress.disable:
-            self._progress.console.print(f"{cell.name}{reached}", highlight=False, markup=False)
+            line = f"{cell.name} {bar.reached.strip()}".rstrip()
+            self._progress.console.print(line, highlight=False, markup=False)
         self._progress.remove_task(bar.task)
         self._progress.advance(self._whole)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from ternfed.runs.folder import Round
+    from ternfed.task import Measure
 
 out = Console()
 err = Console(stderr=True)
@@ -24,7 +25,7 @@ err = Console(stderr=True)
 def show_rounds(
     rounds: Iterable[Round], total: int, label: str, past: Sequence[Round] = (), quiet: bool = False
 ) -> Iterator[Round]:
-    """Pass the rounds on, with a bar on standard error: accuracy, bytes up and down, strategy, time left."""
+    """Pass the rounds on, with a bar on standard error: the score, bytes up and down, strategy, time left."""
     columns = (
         SpinnerColumn(),
         TextColumn("[bold]{task.description}"),
@@ -39,7 +40,7 @@ def show_rounds(
         for record in rounds:
             up, down = up + record.bytes_up, down + record.bytes_down
             strategy = f" · strategy {record.strategy}" if record.strategy else ""
-            facts = f"{100 * record.accuracy:5.2f}% · ↑ {size(up)} ↓ {size(down)}{strategy}"
+            facts = f"{record.measure.text(record.score)} · ↑ {size(up)} ↓ {size(down)}{strategy}"
             progress.update(task, completed=record.round, facts=facts)
             yield record
 
@@ -53,23 +54,27 @@ def size(count: float) -> str:
     raise AssertionError
 
 
-def summary_table(rows: Mapping[str, Mapping[str, Any]], title: str = "") -> Table:
-    """Runs side by side: accuracy, bytes, and how they compare with the first."""
+def summary_table(rows: Mapping[str, Mapping[str, Any]], measure: Measure, title: str = "") -> Table:
+    """Runs side by side: their scores, bytes, and how they compare with the first."""
     table = Table(title=title or None, title_justify="left")
     table.add_column("algorithm")
-    for heading in ("accuracy", "uploaded", "downloaded", "bits a weight up", "seconds"):
+    for heading in (measure.name, "uploaded", "downloaded", "bits a weight up", "seconds"):
         table.add_column(heading, justify="right")
     first = next(iter(rows.values()))
     for name, row in rows.items():
         table.add_row(
             name,
-            "–" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f}%",
+            "–" if row[measure.name] is None else _score(row[measure.name], measure),
             _against(row["bytes_up"], first["bytes_up"]),
             _against(row["bytes_down"], first["bytes_down"]),
             "–" if row["bits_per_weight_up"] is None else f"{row['bits_per_weight_up']:.3f}",
             f"{row['seconds']:.1f}",
         )
     return table
+
+
+def _score(score: float, measure: Measure) -> str:
+    return f"{100 * score:.2f}%" if measure.percent else f"{score:.4g}"
 
 
 def _against(count: int, first: int) -> str:

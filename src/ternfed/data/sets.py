@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from ternfed.data.files import SPLITS, Arrays, as_samples, cached, holds_arrays,
 from ternfed.data.hub import decode_splits, from_hub, open_hub
 from ternfed.data.images import Augment, crop_flip, normalise
 from ternfed.data.values import DataMissing, DataSet, Samples, from_arrays
+from ternfed.named_function import FunctionMissing, named_function
 
 __all__ = [
     "NAMES",
@@ -149,12 +149,11 @@ def _digits() -> DataSet:
 
 
 def _own(name: str) -> DataSet:
-    module, _, function = name.partition(":")
     try:
-        made = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+        made = named_function(name)
+    except FunctionMissing as error:
         raise DataMissing(
-            f"dataset = {name}: cannot be imported ({error}); module:function of an importable module is needed"
+            f"dataset = {name}: cannot be imported ({error.reason}); module:function of an importable module is needed"
         ) from error
     result = made()
     if isinstance(result, DataSet):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ternfed.data.images import Augment
+from ternfed.task import CLASSIFICATION, Task
 
 Array: TypeAlias = Any  # whatever numpy can turn into an array: ndarray, Tensor, nested lists
 
@@ -18,15 +20,15 @@ class DataMissing(ValueError):
     """A data set that was asked for is not there; the message says what to do about it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Samples:
-    """inputs: N×C×H×W uint8 for images, N×… float32 for anything else; labels: N int64."""
+    """inputs: N×C×H×W uint8 for images, N×… float32 for anything else; labels: N int64, or N×… as the task has them."""
 
     inputs: Tensor
     labels: Tensor
 
     def __post_init__(self) -> None:
-        if self.labels.dim() != 1 or len(self.inputs) != len(self.labels):
+        if self.labels.dim() < 1 or len(self.inputs) != len(self.labels):
             raise ValueError(
                 f"{len(self.inputs)} inputs, labels of shape {tuple(self.labels.shape)}: one label an input is needed"
             )
@@ -39,7 +41,7 @@ class Samples:
         return Samples(self.inputs[indices], self.labels[indices])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DataSet:
     """Training and test samples; mean and deviation are per channel, of inputs scaled to [0, 1]."""
 
@@ -47,6 +49,7 @@ class DataSet:
     train: Samples
     test: Samples
     classes: int
+    """How many there are; of targets that are no classes, how many numbers each of them has."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: Augment | None = None
@@ -63,14 +66,15 @@ def from_arrays(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     augment: Augment | None = None,
+    task: Task = CLASSIFICATION,
 ) -> DataSet:
-    """A data set from a user's own arrays.
+    """A data set from a user's own arrays, for a task.
 
     Images are N×C×H×W, or N×H×W in uint8; uint8 stays uint8 (0 to 255), everything else becomes float32. Mean and
     std default to those of the training images, channel by channel; other inputs are left as they are.
     """
-    train = Samples(_inputs(train_x, f"{name}: train_x"), _labels(train_y, f"{name}: train_y"))
-    test = Samples(_inputs(test_x, f"{name}: test_x"), _labels(test_y, f"{name}: test_y"))
+    train = Samples(_inputs(train_x, f"{name}: train_x"), _labels(train_y, f"{name}: train_y", task))
+    test = Samples(_inputs(test_x, f"{name}: test_x"), _labels(test_y, f"{name}: test_y", task))
     for key, samples in (("train", train), ("test", test)):
         if len(samples) == 0:
             raise ValueError(f"{name}: the {key} set is empty; at least one sample is needed")
@@ -78,13 +82,10 @@ def from_arrays(
         raise ValueError(
             f"{name}: train_x is {_kind(train.inputs)} but test_x is {_kind(test.inputs)}; they must agree"
         )
-    highest = int(max(train.labels.max(), test.labels.max()))
-    lowest = int(min(train.labels.min(), test.labels.min()))
-    classes = highest + 1 if classes is None else classes
-    if lowest < 0 or highest >= classes:
-        raise ValueError(
-            f"{name}: labels run from {lowest} to {highest}; with classes = {classes} they must be 0 to {classes - 1}"
-        )
+    if task.targets.is_floating_point:
+        classes = prod(train.labels.shape[1:])
+    else:
+        classes = _checked_classes(name, train.labels, test.labels, classes)
     measured_mean, measured_std = channel_statistics(train.inputs)
     return DataSet(
         name, train, test, classes,
@@ -92,6 +93,17 @@ def from_arrays(
         measured_std if std is None else std,
         augment,
     )  # fmt: skip
+
+
+def _checked_classes(name: str, train: Tensor, test: Tensor, classes: int | None) -> int:
+    """How many classes there are: as many as given, which all labels must fit, or as the labels show."""
+    highest, lowest = int(max(train.max(), test.max())), int(min(train.min(), test.min()))
+    classes = highest + 1 if classes is None else classes
+    if lowest < 0 or highest >= classes:
+        raise ValueError(
+            f"{name}: labels run from {lowest} to {highest}; with classes = {classes} they must be 0 to {classes - 1}"
+        )
+    return classes
 
 
 def channel_statistics(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -124,8 +136,12 @@ def _inputs(values: Array, key: str) -> Tensor:
     return torch.from_numpy(_writable(array))
 
 
-def _labels(values: Array, key: str) -> Tensor:
+def _labels(values: Array, key: str, task: Task) -> Tensor:
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if task.targets.is_floating_point:
+        if array.dtype.kind not in "uif" or array.ndim < 1 or not np.isfinite(array).all():
+            raise ValueError(f"{key} is {array.ndim}-dimensional of type {array.dtype}; finite numbers are needed")
+        return torch.from_numpy(_writable(array)).to(task.targets)
     if array.dtype.kind not in "ui" or array.ndim != 1:
         raise ValueError(
             f"{key} is {array.ndim}-dimensional of type {array.dtype}; one whole number a sample is needed"

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from ternfed.data.images import normalise
 from ternfed.data.sets import NAMES, load
 from ternfed.data.values import Samples
-from ternfed.edge.trained import KEY, Inputs, ModelError, from_file, parse_facts
+from ternfed.edge.trained import KEY, Inputs, ModelError, check_task, from_file, parse_facts
+from ternfed.task import CLASSIFICATION, Task
 
 Array = NDArray[Any]
 
@@ -28,33 +29,38 @@ class Predictor:
     """An opened model file."""
 
     run: Callable[[Array], Array]
-    """Samples as they come, (N, …), to logits (N, classes)."""
+    """Samples as they come, (N, …), to outputs: logits (N, classes), say."""
     facts: Mapping[str, Any]
     """What the file says about its model; empty for an ONNX file of another maker."""
+    task: Task = CLASSIFICATION
+    """Says what the outputs predict."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Some samples done."""
 
-    classes: NDArray[np.int64]
-    """The predicted class of each."""
-    right: int | None
-    """How many were; None without labels."""
+    task: Task
+    predictions: Array
+    """One per sample: its class, where the task is classification."""
+    sums: Tensor | None
+    """Those of the task's metric; None without labels."""
     seconds: float
     """In the model alone, normalisation included."""
     done: int
     total: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """All samples done."""
 
-    classes: NDArray[np.int64]
-    accuracy: float | None
+    task: Task
+    predictions: Array
+    score: float | None
+    """By the task's metric; None without labels."""
     milliseconds: float
-    """A sample."""
+    """Per sample."""
 
 
 def session(model: str | bytes, threads: int = 1) -> Any:
@@ -69,31 +75,36 @@ def session(model: str | bytes, threads: int = 1) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def open_model(path: str | Path, *, network: nn.Module | None = None, threads: int = 1) -> Predictor:
+def open_model(
+    path: str | Path, *, network: nn.Module | None = None, task: Task = CLASSIFICATION, threads: int = 1
+) -> Predictor:
     """A `.onnx`, `.tern` or `.safetensors` file, ready to predict.
 
-    The last two hold weights alone: their network is made from the settings in the file, or is the one given.
+    The last two hold weights alone: their network is made from the settings in the file, or is the one given. A model
+    that learned a task of the user's own needs that too.
     """
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
     if path.suffix == ".onnx":
-        return _open_onnx(path, threads)
+        return _open_onnx(path, threads, task)
     if path.suffix not in (".tern", ".safetensors"):
         raise ModelError(f"{path}: .onnx, .tern or .safetensors is needed")
-    model = from_file(path, network)
+    model = from_file(path, network, task)
     inputs = model.inputs
 
     def run(samples: Array) -> Array:
         with torch.no_grad():
-            logits = model.network(normalise(torch.from_numpy(samples), inputs.mean, inputs.std))
-        result: Array = logits.numpy()
+            outputs = model.network(normalise(torch.from_numpy(samples), inputs.mean, inputs.std))
+        result: Array = outputs.numpy()
         return result
 
-    return Predictor(run, model.facts())
+    return Predictor(run, model.facts(), task)
 
 
-def samples_for(facts: Mapping[str, Any], data: str | None = None) -> tuple[Array, NDArray[np.int64] | None]:
+def samples_for(
+    facts: Mapping[str, Any], data: str | None = None, task: Task = CLASSIFICATION
+) -> tuple[Array, Array | None]:
     """Samples to predict and their labels, None where there are none.
 
     `data` is a data set by name (its test samples), a folder that holds the model's own data set, a `.npy` file of
@@ -101,7 +112,7 @@ def samples_for(facts: Mapping[str, Any], data: str | None = None) -> tuple[Arra
     """
     own = ((facts.get("settings") or {}).get("data") or {}).get("dataset")
     if data is not None and Path(data).suffix in (".npy", ".npz"):
-        return _from_arrays(Path(data))
+        return _from_arrays(Path(data), task)
     if data is not None and (data in NAMES or ":" in data):
         return _arrays(load(data).test)
     if own is None:
@@ -113,9 +124,7 @@ def samples_for(facts: Mapping[str, Any], data: str | None = None) -> tuple[Arra
     return _arrays(load(own, Path(data)).test)
 
 
-def predict(
-    model: Predictor, samples: Array, labels: NDArray[np.int64] | None = None, *, batch: int = 64
-) -> Iterator[Batch]:
+def predict(model: Predictor, samples: Array, labels: Array | None = None, *, batch: int = 64) -> Iterator[Batch]:
     """Predict all samples, batch by batch, a value after each; `summarise` puts them together."""
     if batch < 1:
         raise ModelError(f"batch = {batch}: at least 1 is needed")
@@ -129,11 +138,13 @@ def predict(
     for start in range(0, len(samples), batch):
         part = np.ascontiguousarray(samples[start : start + batch])
         before = time.perf_counter()
-        logits = model.run(part)
+        made = model.run(part)
         seconds = time.perf_counter() - before
-        classes = logits.argmax(1).astype(np.int64)
-        right = None if labels is None else int((classes == labels[start : start + batch]).sum())
-        yield Batch(classes, right, seconds, start + len(part), len(samples))
+        outputs, sums = torch.from_numpy(made), None
+        if labels is not None:
+            sums = model.task.metric.add(outputs, torch.from_numpy(labels[start : start + batch])).double()
+        predictions: Array = model.task.predict(outputs).numpy()
+        yield Batch(model.task, predictions, sums, seconds, start + len(part), len(samples))
 
 
 def summarise(batches: Iterable[Batch]) -> Prediction:
@@ -141,34 +152,36 @@ def summarise(batches: Iterable[Batch]) -> Prediction:
     every = list(batches)
     if not every:
         raise ModelError("there are no samples to predict")
-    rights = [each.right for each in every if each.right is not None]
-    count = every[-1].done
+    sums = [each.sums for each in every if each.sums is not None]
+    task, count = every[-1].task, every[-1].done
     return Prediction(
-        classes=np.concatenate([each.classes for each in every]),
-        accuracy=sum(rights) / count if len(rights) == len(every) else None,
+        task,
+        predictions=np.concatenate([each.predictions for each in every]),
+        score=task.metric.finish(torch.stack(sums).sum(0), count) if len(sums) == len(every) else None,
         milliseconds=1e3 * sum(each.seconds for each in every) / count,
     )
 
 
-def write_predictions(path: str | Path, result: Prediction, labels: NDArray[np.int64] | None = None) -> None:
-    """One row a sample as CSV (index, class, label), or all of it as JSON, by the name of the file."""
+def write_predictions(path: str | Path, result: Prediction, labels: Array | None = None) -> None:
+    """One row per sample as CSV (index, class, label), or all of it as JSON, by the name of the file."""
     path = Path(path)
-    classes = result.classes.tolist()
+    predictions, (one, several) = result.predictions.tolist(), result.task.words
     known = None if labels is None else labels.tolist()
     if path.suffix == ".json":
-        table = {"accuracy": result.accuracy, "milliseconds": result.milliseconds, "classes": classes}
+        metric = result.task.metric.measure.name
+        table = {metric: result.score, "milliseconds": result.milliseconds, several: predictions}
         path.write_text(json.dumps(table if known is None else {**table, "labels": known}) + "\n", encoding="utf-8")
         return
     if path.suffix != ".csv":
         raise ModelError(f"{path}: predictions are written as .csv or .json")
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["index", "class"] if known is None else ["index", "class", "label"])
-        for index, predicted in enumerate(classes):
+        writer.writerow(["index", one] if known is None else ["index", one, "label"])
+        for index, predicted in enumerate(predictions):
             writer.writerow([index, predicted] if known is None else [index, predicted, known[index]])
 
 
-def _open_onnx(path: Path, threads: int) -> Predictor:
+def _open_onnx(path: Path, threads: int, task: Task) -> Predictor:
     try:
         opened = session(str(path), threads)
     except ModelError:
@@ -176,6 +189,7 @@ def _open_onnx(path: Path, threads: int) -> Predictor:
     except Exception as error:  # onnxruntime's errors share no base class but this
         raise ModelError(f"{path}: onnxruntime cannot open it ({str(error).splitlines()[0]})") from error
     facts = parse_facts({KEY: opened.get_modelmeta().custom_metadata_map.get(KEY, "{}")})
+    check_task(path, facts, task)
     name = opened.get_inputs()[0].name
     inside = facts.get("normalisation", "inside") == "inside"
     inputs = Inputs.from_table(facts["inputs"]) if facts else None
@@ -186,7 +200,7 @@ def _open_onnx(path: Path, threads: int) -> Predictor:
         result: Array = opened.run(None, {name: samples})[0]
         return result
 
-    return Predictor(run, facts)
+    return Predictor(run, facts, task)
 
 
 def _fitting(samples: Array, facts: Mapping[str, Any]) -> Array:
@@ -206,11 +220,11 @@ def _fitting(samples: Array, facts: Mapping[str, Any]) -> Array:
     return samples.astype(np.float32)
 
 
-def _arrays(samples: Samples) -> tuple[Array, NDArray[np.int64]]:
+def _arrays(samples: Samples) -> tuple[Array, Array]:
     return samples.inputs.numpy(), samples.labels.numpy()
 
 
-def _from_arrays(path: Path) -> tuple[Array, NDArray[np.int64] | None]:
+def _from_arrays(path: Path, task: Task) -> tuple[Array, Array | None]:
     try:
         held = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -220,4 +234,5 @@ def _from_arrays(path: Path) -> tuple[Array, NDArray[np.int64] | None]:
     with held:
         if "inputs" not in held:
             raise ModelError(f"{path}: holds {', '.join(held.files)}; inputs (and labels, if known) is needed")
-        return held["inputs"], held["labels"].astype(np.int64) if "labels" in held else None
+        labels = torch.from_numpy(held["labels"]).to(task.targets).numpy() if "labels" in held else None
+        return held["inputs"], labels

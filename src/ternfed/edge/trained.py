@@ -20,6 +20,7 @@ from ternfed.experiment.experiment import Experiment
 from ternfed.quantize.layers import NoTernaryLayersError, Quantizable, freeze, ternary_weights
 from ternfed.quantize.ternary import Ternary, recognise
 from ternfed.runs.folder import RunError, read_run
+from ternfed.task import CLASSIFICATION, Task
 from ternfed.wire import dense, load_tern
 
 KEY = "ternfed"
@@ -74,9 +75,10 @@ class Trained:
     """Weights that were meant to be ternary and are not, and why."""
     settings: Mapping[str, Any] | None = None
     """The table of the experiment that trained it; a network made from it has this network's shape."""
-    accuracy: float | None = None
-    """On test data, 0 to 1, as the run measured it."""
+    score: float | None = None
+    """On test data, by the task's metric, as the run measured it."""
     round: int | None = None
+    task: Task = CLASSIFICATION
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -86,8 +88,9 @@ class Trained:
 
     def facts(self) -> dict[str, Any]:
         """What a file says about the model it holds, as JSON has it."""
+        other = {} if self.task is CLASSIFICATION else {"task": self.task.name}
         return {
-            "accuracy": self.accuracy,
+            self.task.metric.measure.name: self.score,
             "classes": self.classes,
             "digest": digest(self.weights),
             "float": dict(self.kept_float),
@@ -95,6 +98,7 @@ class Trained:
             "round": self.round,
             "settings": self.settings,
             "ternary": list(self.ternary),
+            **other,
         }
 
 
@@ -118,8 +122,9 @@ def trained(
     classes: int | None = None,
     expected: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
-    accuracy: float | None = None,
+    score: float | None = None,
     round: int | None = None,
+    task: Task = CLASSIFICATION,
 ) -> Trained:
     """A copy of a user's model, prepared by `ternarize_` or plain, its ternary weights recognised.
 
@@ -143,7 +148,7 @@ def trained(
             kept[name] = f"holds {len(torch.unique(weight))} different values, not scale × code"
     if classes is None:
         classes = _outputs(network, inputs)
-    return Trained(network, found, inputs, classes, kept, settings, accuracy, round)
+    return Trained(network, found, inputs, classes, kept, settings, score, round, task)
 
 
 def from_run(
@@ -161,7 +166,8 @@ def from_run(
     record = next((each for each in run.rounds if each.round == number), None)
     result = trained(
         network.model, Inputs.of(data), classes=data.classes, expected=network.ternary,
-        settings=experiment.to_table(), accuracy=None if record is None else record.accuracy, round=number,
+        settings=experiment.to_table(), score=None if record is None else record.score, round=number,
+        task=network.task,
     )  # fmt: skip
     if record is not None and record.is_full_precision:
         reason = f"round {number} went by Strategy II, whose model is in full precision"
@@ -169,26 +175,35 @@ def from_run(
     return result
 
 
-def from_file(path: str | Path, network: nn.Module | None = None) -> Trained:
+def from_file(path: str | Path, network: nn.Module | None = None, task: Task = CLASSIFICATION) -> Trained:
     """The model of a `.tern` or `.safetensors` file that `export` wrote; its weights are held to their digest.
 
-    The network is made from the settings in the file; a model that was exported without settings needs it given.
+    The network is made from the settings in the file; a model that was exported without settings needs it given, and
+    one that learned a task of the user's own needs that.
     """
     path = Path(path)
     weights, facts = read_weights(path)
     if not {"digest", "inputs", "classes"} <= set(facts):
         raise ModelError(f"{path}: was not written by ternfed export; export the run folder instead")
+    check_task(path, facts, task)
     inputs = Inputs.from_table(facts["inputs"])
     if network is None:
         network = _network(path, facts, inputs)
     _load_weights(network, weights, str(path))
     result = trained(
         network, inputs, classes=facts["classes"], settings=facts["settings"],
-        accuracy=facts["accuracy"], round=facts["round"],
+        score=facts.get(task.metric.measure.name), round=facts["round"], task=task,
     )  # fmt: skip
     if digest(result.weights) != facts["digest"]:
         raise ModelError(f"{path}: its weights do not have the digest it states; the file was changed")
     return _with_kept(result, facts["float"])
+
+
+def check_task(path: Path, facts: Mapping[str, Any], task: Task) -> None:
+    """Refuse to read a model's outputs as those of another task than it learned."""
+    learned = facts.get("task", CLASSIFICATION.name)
+    if learned != task.name:
+        raise ModelError(f"{path}: its model learned {learned}, not {task.name}; give its task")
 
 
 def open_trained(

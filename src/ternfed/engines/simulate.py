@@ -22,8 +22,8 @@ from ternfed.round.exchange import Broadcast, Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
 from ternfed.round.state import State, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
-from ternfed.runs.folder import Round, RunFolder, Saved
-from ternfed.training.choose import train
+from ternfed.runs.folder import Round, RunError, RunFolder, Saved
+from ternfed.task import CLASSIFICATION, Task
 
 __all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
 
@@ -46,7 +46,9 @@ def play(federation: Federation, state: State | None = None) -> Iterator[tuple[S
         yield state, outcome
 
 
-def federate(model: nn.Module, data: DataSet, *settings: str, device: str = "cpu") -> Iterator[Round]:
+def federate(
+    model: nn.Module, data: DataSet, *settings: str, device: str = "cpu", task: Task = CLASSIFICATION
+) -> Iterator[Round]:
     """Train a model of your own across simulated clients; after each round it holds the global weights.
 
     `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say.
@@ -55,7 +57,7 @@ def federate(model: nn.Module, data: DataSet, *settings: str, device: str = "cpu
         if setting.strip().startswith(("model.", "data.dataset")):
             raise ExperimentError(f"{setting}: has no meaning here, where the model and the data are given")
     own = {"data": {"dataset": f"own:{data.name}"}}
-    federation = open_federation(Experiment.from_table(override(own, settings)), data, device, model)
+    federation = open_federation(Experiment.from_table(override(own, settings)), data, device, model, task)
     for state, outcome in play(federation):
         model.load_state_dict(state.server.weights)
         yield outcome
@@ -83,6 +85,10 @@ def record_into(
     experiment = federation.experiment
     if resume:
         folder, _, past, saved = RunFolder.resume(path, experiment, device=device)
+        own, measure = federation.network.task.metric.measure, past[-1].measure if past else None
+        if measure not in (None, own):
+            folder.close()
+            raise RunError(f"{path}: its rounds are scored by {past[-1].metric}, and those to come by {own.name}")
         return folder, past, record(federation, folder, saved)
     size = sum(tensor.nbytes for tensor in pack(federation.open())[0].values())
     folder = RunFolder.create(path, experiment, overwrite=overwrite, checkpoint_bytes=size, device=device)
@@ -143,10 +149,7 @@ def _train_and_upload(
         work, memories[site.index] = prepare(site, number, broadcast, memories.get(site.index, fresh()))
         works.append(work)
     clock.lap("prepare")
-    training = sites[0].training(number)
-    for site, work, trained in zip(
-        sites, works, train(federation.network, training, federation.feed, works), strict=True
-    ):
+    for site, work, trained in zip(sites, works, federation.trainer.train(works), strict=True):
         clock.lap("train")
         broadcast = received[site.index]
         try:

@@ -33,6 +33,7 @@ from ternfed.experiment.sections import (
     TrainingSettings,
 )
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, need, plain, read, shown, write
+from ternfed.task import CLASSIFICATION, Task
 
 __all__ = ["Experiment", "ExperimentError", "override", "read_table"]
 
@@ -136,7 +137,7 @@ class Experiment:
             raise ValueError(f"round = {round}: rounds are counted from 1")
         return self.training.schedule.rate_at(self.training.rate, round, self.federation.rounds)
 
-    def check_with(self, data: DataSet) -> None:
+    def check_with(self, data: DataSet, task: Task = CLASSIFICATION) -> None:
         """Refuse what is impossible with this data: the checks that need its classes and its size."""
         labels, share = data.train.labels, self.data.hold_out
         held, clients = round(share * len(labels)), self.federation.clients
@@ -144,7 +145,8 @@ class Experiment:
         need(share == 0 or held >= 1, "data.hold_out", share, fits)
         most = len(labels) - held
         need(clients <= most, "federation.clients", clients, f"1 to {most} is allowed, the training samples there are")
-        self._check_partition(len(unique(labels)))
+        strata = task.strata(labels)
+        self._check_partition(None if strata is None else len(unique(strata)))
 
     def make_training(self) -> Training:
         """How a client trains, before the algorithm adds to it, at the rate of the first round."""
@@ -179,9 +181,13 @@ class Experiment:
         name = self.federation.aggregate
         return None if name == "own" else named.find_aggregation(name, self.federation.trim)
 
-    def make_partition(self, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def make_partition(self, targets: Tensor, task: Task = CLASSIFICATION) -> tuple[Tensor, list[Tensor]]:
         """(held out, one per client): indices of the training samples that the server keeps and of each client's."""
         data, clients = self.data, self.federation.clients
+        reason = f"divides by class, and {task.name} has no classes; {either(['iid', 'unbalanced'])} is allowed"
+        has_classes = task.strata(targets) is not None
+        need(has_classes or not data.partition.by_class, "data.partition", data.partition, reason)
+        labels = task.strata_or_one(targets)
         try:
             kept, held = hold_out(labels, data.hold_out, generator(self.seed, "hold-out"))
             parts = data.partition.split(labels[kept], clients, generator(self.seed, "partition"))

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, StrEnum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ternfed.named_function import FunctionMissing, named_function
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -140,17 +141,10 @@ def either(values: Iterable[Any]) -> str:
 
 def find_function(key: str, name: str) -> Callable[..., Any]:
     """The function that `module:function` names; ExperimentError if there is none."""
-    module_name, _, function_name = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may fail in any way
-        reason = f"{type(error).__name__}: {error}"
-        raise ExperimentError(f"{key} = {shown(name)}: {module_name} cannot be imported ({reason})") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ExperimentError(f"{key} = {shown(name)}: the module {module_name} has no function {function_name}")
-    found: Callable[..., Any] = function
-    return found
+        return named_function(name)
+    except FunctionMissing as error:
+        raise ExperimentError(f"{key} = {shown(name)}: {error}") from error
 
 
 class _Mismatch(Exception):

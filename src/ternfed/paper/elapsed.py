@@ -28,7 +28,6 @@ from ternfed.round.exchange import receive, send
 from ternfed.round.federation import Federation, open_federation, prepare
 from ternfed.runs.environment import environment
 from ternfed.runs.folder import RunError
-from ternfed.training.choose import train
 
 FILE = "elapsed.json"
 
@@ -118,7 +117,7 @@ def _sides(experiment: Experiment, data: DataSet, own: Tensor, device: str) -> d
     sides = {}
     for name in ALGORITHMS:
         one = alone.with_settings([f"algorithm.name={name}"])
-        # The same network and the same data: a GPU then keeps one captured graph for all algorithms that train alike.
+        # The same network and the same data for all of them.
         sides[name] = _second_round(replace(base, experiment=one, algorithm=one.make_algorithm(base.network)))
     return sides
 
@@ -132,7 +131,7 @@ def _second_round(federation: Federation) -> Callable[[], object]:
 
     def half() -> object:
         work, remembered = prepare(site, 2, broadcast, memory)
-        (trained,) = train(federation.network, site.training(2), federation.feed, [work])
+        (trained,) = federation.trainer.train([work])
         return algorithm.finish(trained.local, broadcast.message, remembered, site.client(2))
 
     return half

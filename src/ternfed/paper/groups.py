@@ -16,6 +16,7 @@ from ternfed.paper.elapsed import FILE, Elapsed, read_elapsed
 from ternfed.paper.rows import Row
 from ternfed.runs.folder import RunError, read_run
 from ternfed.runs.records import Round
+from ternfed.task import ACCURACY, Measure
 
 NEEDED: Mapping[tuple[str, str], type] = {
     ("data", "dataset"): str, ("data", "partition"): str, ("model", "name"): str, ("algorithm", "name"): str,
@@ -123,13 +124,22 @@ class Group:
         found = [[number for number in map(value, end) if number is not None] for end in ends]
         return Spread.of([statistics.fmean(numbers) for numbers in found if numbers])
 
+    @cached_property
+    def measure(self) -> Measure:
+        """How the scores of its runs are read."""
+        return next((record.measure for run in self.shown for record in run.rounds), ACCURACY.measure)
+
     def accuracy(self) -> Spread | None:
-        """Test accuracy in percent, after the last round."""
-        return self.last(accuracy_percent)
+        """The test score as it is shown, an accuracy in percent, after the last round."""
+        return self.last(shown_score)
 
     def validation(self, rounds: int = 1) -> Spread | None:
-        """Accuracy on held-out data in percent, after the last round or as the mean of the last `rounds`."""
-        return self.last(lambda record: None if record.validation is None else 100 * record.validation, rounds)
+        """The same on held-out data, after the last round or as the mean of the last `rounds`."""
+
+        def shown(record: Round) -> float | None:
+            return None if record.validation is None else record.measure.scaled(record.validation)
+
+        return self.last(shown, rounds)
 
     def total(self, value: Callable[[Round], float]) -> float:
         """A sum over the rounds, the mean over the seeds; 0 where nothing has run."""
@@ -162,9 +172,9 @@ class Group:
         return self.ratio(lambda r: (r.bits_per_weight_up or 0.0) * _uploads(r), _uploads)
 
 
-def accuracy_percent(record: Round) -> float:
-    """Test accuracy after a round."""
-    return 100 * record.accuracy
+def shown_score(record: Round) -> float:
+    """The test score after a round as it is shown: an accuracy in percent."""
+    return record.measure.scaled(record.score)
 
 
 def _uploads(record: Round) -> int:

@@ -84,8 +84,8 @@ class Cell:
         return self.row.experiment(self.seed, self.settings)
 
     def result(self, outcome: Round) -> float:
-        """Accuracy after a round: on test data, but for rows that choices are made by, on validation data."""
-        return (outcome.validation if self.row.chooses else outcome.accuracy) or 0.0
+        """The score after a round: on test data, but for rows that choices are made by, on validation data."""
+        return (outcome.validation if self.row.chooses else outcome.score) or 0.0
 
     def standing(self) -> Literal["new", "begun", "finished"]:
         """How far it is; RunError where its folder holds a run with other settings."""
@@ -276,7 +276,8 @@ def tally(row: Row, results: Path, seeds: int | None = None, settings: Sequence[
         if row.about.kind == "elapsed":
             seconds = (elapsed.read(cell.folder) or {})["seconds"]
         else:
-            accuracies.append(100 * cell.result(read_run(cell.folder).rounds[-1]))
+            last = read_run(cell.folder).rounds[-1]
+            accuracies.append(last.measure.scaled(cell.result(last)))
     return Tally(row, len(cells), tuple(accuracies), begun, other, seconds)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ class Trace(NamedTuple):
     """(s,) or (2s,)."""
     shapes: tuple[torch.Size, ...]
     batched: bool
+    segments: Segments
     quantizer: Quantizer
 
 
@@ -43,16 +44,19 @@ def quantize_all(
     *,
     batched: bool = False,
     dtype: torch.dtype | None = None,
+    segments: Segments | None = None,
 ) -> list[Tensor]:
     """θ^t of many layers, differentiable: the list version of `ternary.quantize`.
 
     `factors` holds (1,) or (2,) a layer, and nothing at all for the scale `mean`. With `batched`, every latent has
     shape (clients, …) and every factor (clients, 1 or 2). `dtype` rounds the result, all layers in one kernel.
+    Whoever calls it often keeps the `segments` of its layers and hands them over.
     """
     # The order of a layer's elements does not matter here, so that of their memory, which takes no copies, is best.
     last = [not batched and _is_channels_last(latent) for latent in latents]
     moved = [latent.movedim(1, -1) if flag else latent for latent, flag in zip(latents, last, strict=True)]
-    weights = _QuantizeAll.apply(quantizer, batched, dtype, len(latents), *moved, *factors)  # type: ignore[no-untyped-call]
+    segments = segments or Segments.of(moved, batched=batched)
+    weights = _QuantizeAll.apply(quantizer, batched, segments, dtype, len(latents), *moved, *factors)  # type: ignore[no-untyped-call]
     return [weight.movedim(-1, 1) if flag else weight for weight, flag in zip(weights, last, strict=True)]
 
 
@@ -63,6 +67,7 @@ def forward(
     *,
     batched: bool = False,
     thresholds: Tensor | None = None,
+    segments: Segments | None = None,
 ) -> tuple[list[Tensor], Trace]:
     """The ternary weights of every layer, and the trace its `backward` reads.
 
@@ -70,7 +75,8 @@ def forward(
     """
     shapes = tuple(latent.shape for latent in latents)
     joined = _join(factors, batched) if factors else None
-    weights, trace = forward_flat(_join(latents, batched), joined, shapes, quantizer, batched, thresholds)
+    segments = segments or Segments.of(latents, batched=batched)
+    weights, trace = forward_flat(_join(latents, batched), joined, shapes, quantizer, segments, batched, thresholds)
     return _split(weights, shapes, batched), trace
 
 
@@ -79,11 +85,11 @@ def forward_flat(
     factors: Tensor | None,
     shapes: tuple[torch.Size, ...],
     quantizer: Quantizer,
+    segments: Segments,
     batched: bool = False,
     thresholds: Tensor | None = None,
 ) -> tuple[Tensor, Trace]:
     """`forward` of layers that lie end to end already: (n,) latent weights, (s,) or (2s,) factors."""
-    segments = _segments(shapes, batched, flat.device)
     flat = segments.lay(flat)
     size = flat.abs()
     delta = segments.reduce(size, "amax" if quantizer.rule is Rule.MAX else "mean")
@@ -102,7 +108,7 @@ def forward_flat(
     else:
         positive, negative = (segments.spread(part) for part in factors.view(-1, 2).abs().unbind(1))
         scale = _chosen(codes.clamp_min(0), positive, negative)
-    return (codes * scale).view(-1), Trace(kept, codes, scale, factors, shapes, batched, quantizer)
+    return (codes * scale).view(-1), Trace(kept, codes, scale, factors, shapes, batched, segments, quantizer)
 
 
 def backward(trace: Trace, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -118,7 +124,7 @@ def backward(trace: Trace, gradients: Sequence[Tensor]) -> tuple[list[Tensor], l
 
 def backward_flat(trace: Trace, flat: Tensor) -> tuple[Tensor, Tensor | None]:
     """`backward` of layers that lie end to end: (n,) and (s,) or (2s,)."""
-    segments = _segments(trace.shapes, trace.batched, flat.device)
+    segments = trace.segments
     flat = segments.lay(flat.to(trace.codes.dtype))
     latents = flat if trace.quantizer.straight else _chosen(trace.kept, flat * trace.scale, flat)
     if trace.factors is None or trace.quantizer.scale is Scale.MEAN:
@@ -144,11 +150,17 @@ def _chosen(mask: Tensor, one: Tensor, zero: Tensor) -> Tensor:
 class _QuantizeAll(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, quantizer: Quantizer, batched: bool, dtype: torch.dtype | None, count: int, *tensors: Tensor
+        ctx: Any,
+        quantizer: Quantizer,
+        batched: bool,
+        segments: Segments,
+        dtype: torch.dtype | None,
+        count: int,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         shapes = tuple(latent.shape for latent in tensors[:count])
         factors = _join(tensors[count:], batched) if len(tensors) > count else None
-        weights, trace = forward_flat(_join(tensors[:count], batched), factors, shapes, quantizer, batched)
+        weights, trace = forward_flat(_join(tensors[:count], batched), factors, shapes, quantizer, segments, batched)
         ctx.save_for_backward(*trace[:4])
         ctx.rest = trace[4:]
         return tuple(_split(weights.to(dtype or weights.dtype), shapes, batched))
@@ -156,7 +168,7 @@ class _QuantizeAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         latents, factors = backward(Trace(*ctx.saved_tensors, *ctx.rest), gradients)
-        return (None, None, None, None, *latents, *factors)
+        return (None, None, None, None, None, *latents, *factors)
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
@@ -187,14 +199,20 @@ def _length(shape: tuple[int, ...], batched: bool) -> int:
     return prod(shape[1:] if batched else shape)
 
 
-@dataclass(frozen=True)
-class _Segments:
-    """How n elements lie in s = clients × layers segments."""
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """How n elements lie in s = clients × layers segments; its index is as long as they are, so somebody owns it."""
 
     clients: int
     layers: tuple[int, ...]
     """The length of each layer."""
     device: torch.device
+
+    @staticmethod
+    def of(latents: Sequence[Tensor], *, batched: bool = False) -> Segments:
+        """Those of some layers."""
+        lengths = tuple(_length(latent.shape, batched) for latent in latents)
+        return Segments(latents[0].shape[0] if batched else 1, lengths, latents[0].device)
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -257,8 +275,3 @@ class _Segments:
 
 def _along_rows(rows: Tensor, how: str) -> Tensor:
     return rows.sum(-1) if how == "sum" else rows.mean(-1) if how == "mean" else rows.amax(-1)
-
-
-@lru_cache(maxsize=64)
-def _segments(shapes: tuple[torch.Size, ...], batched: bool, device: torch.device) -> _Segments:
-    return _Segments(shapes[0][0] if batched else 1, tuple(_length(shape, batched) for shape in shapes), device)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ternfed.quantize.fused import quantize_all
+from ternfed.quantize.fused import Segments, quantize_all
 from ternfed.quantize.ternary import Quantizer, Ternary, check_finite, quantize, start_factors, ternary_of
 
 Predicate = Callable[[str, nn.Module], bool]
@@ -140,11 +140,19 @@ class _QuantizeTogether:
 
     def __init__(self, layers: list[_Layer]) -> None:
         self.layers = layers
+        self.segments: Segments | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the segments: a copy or a saved model makes its own."""
+        return {"layers": self.layers, "segments": None}
 
     def __call__(self, _model: nn.Module, _inputs: object) -> None:
         latents = [layer.latent for layer in self.layers]
         factors = [layer.weight.factors for layer in self.layers if layer.weight.factors is not None]
-        weights = quantize_all(latents, factors, self.layers[0].weight.quantizer, dtype=_autocast_dtype(latents[0]))
+        if self.segments is None or self.segments.device != latents[0].device:
+            self.segments = Segments.of(latents)
+        quantizer, dtype = self.layers[0].weight.quantizer, _autocast_dtype(latents[0])
+        weights = quantize_all(latents, factors, quantizer, dtype=dtype, segments=self.segments)
         for layer, weight in zip(self.layers, weights, strict=True):
             layer.weight.ready = weight
 

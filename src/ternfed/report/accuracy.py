@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from ternfed.paper.belonging import apart, belonging
 from ternfed.paper.groups import Group, place
@@ -19,6 +20,7 @@ from ternfed.report.labels import (
     split_label,
 )
 from ternfed.report.tables import NONE, Sheet
+from ternfed.task import ACCURACY
 
 LAST = "Test accuracy in percent after the last round; ± is the standard deviation over seeds."
 
@@ -34,9 +36,9 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
     if not chosen:
         return None
     headings = (
-        "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", "accuracy (%)", "paper (%)",
-        "validation (%)", "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down", "bits per ternary weight up",
-        "Strategy I (%)", "skipped (%)",
+        "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", score_heading(groups), "paper (%)",
+        score_heading(groups, "validation"), "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down",
+        "bits per ternary weight up", "Strategy I (%)", "skipped (%)",
     )  # fmt: skip
     rows = tuple(_summary_row(group) for _, group in chosen)
     left = len(groups) - len(chosen)
@@ -88,7 +90,7 @@ def centralized(groups: Sequence[Group]) -> Sheet | None:
     found = belonging(groups, "centralized")
     if not found:
         return None
-    headings = ("model", "data", "optimizer", "learning rate", "epochs", "seeds", "accuracy (%)", "paper (%)")
+    headings = ("model", "data", "optimizer", "learning rate", "epochs", "seeds", score_heading(found), "paper (%)")
     rows = tuple(
         (
             model_label(group),
@@ -202,7 +204,7 @@ def participation(groups: Sequence[Group]) -> Sheet | None:
     columns = _series(found, lambda group: f"{method_label(group)}, {split_label(group)}")
     headings = ["λ"]
     for column in columns:
-        headings += [f"{column}: accuracy (%)", "up (MB)"]
+        headings += [f"{column}: {score_heading(found)}", "up (MB)"]
     rows = []
     for share in sorted({share_of(group) for group in found}):
         row = [f"{share:g}"]
@@ -233,7 +235,20 @@ def accuracy_text(group: Group) -> str:
     if value is None:
         return NONE
     unfinished = "" if group.finished else f" (round {group.length} of {group.setting('federation', 'rounds')})"
-    return value.text() + unfinished
+    return value.text(_digits(group)) + unfinished
+
+
+def score_heading(groups: Sequence[Group], instead: str | None = None) -> str:
+    """The heading of a column of scores: the metric's, or this word in its place; `score` where metrics differ."""
+    measures = {group.measure for group in groups if group.length} or {ACCURACY.measure}
+    if len(measures) > 1:
+        return instead or "score"
+    (measure,) = measures
+    return measure.heading if instead is None else replace(measure, name=instead).heading
+
+
+def _digits(group: Group) -> int:
+    return 2 if group.measure.percent else 4
 
 
 def paper_text(group: Group) -> str:
@@ -324,7 +339,7 @@ def _one(groups: Sequence[Group]) -> Group | None:
 
 
 def _validation_text(group: Group, rounds: int = 1) -> str:
-    return NONE if (value := group.validation(rounds)) is None else value.text()
+    return NONE if (value := group.validation(rounds)) is None else value.text(_digits(group))
 
 
 def _bits_text(group: Group) -> str:

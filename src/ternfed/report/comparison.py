@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from ternfed.paper.groups import ORDER, accuracy_percent
+from ternfed.paper.groups import ORDER, shown_score
 from ternfed.report.labels import algorithm_label
 from ternfed.report.style import by_round, colour_of, drawing, label_ends, panels, plain_log
 from ternfed.runs.records import Round
@@ -15,20 +15,21 @@ HEIGHT = 3.8
 
 
 def comparison_picture(runs: Mapping[str, Sequence[Round]], path: str | Path, title: str = "") -> Path:
-    """Accuracy over rounds and over bytes sent, one line per run, as a PNG or whatever the path ends in."""
+    """The score over rounds and over bytes sent, one line per run, as a PNG or whatever the path ends in."""
+    measure = next(iter(runs.values()))[0].measure
     path = Path(path)
     with drawing():
         figure, axes = panels(HEIGHT, 1, 2, sharey=True)
         over_rounds, over_bytes = axes[0]
         ends = []
         for name, rounds in runs.items():
-            accuracy = [accuracy_percent(record) for record in rounds]
+            scores = [shown_score(record) for record in rounds]
             sent = list(accumulate((record.bytes_up + record.bytes_down) / 1e6 for record in rounds))
             colour = colour_of(_algorithm(name))
-            over_rounds.plot([record.round for record in rounds], accuracy, color=colour)
-            over_bytes.plot(sent, accuracy, color=colour)
-            ends.append((accuracy[-1], name, colour))
-        over_rounds.set(ylabel="test accuracy (%)", title=title)
+            over_rounds.plot([record.round for record in rounds], scores, color=colour)
+            over_bytes.plot(sent, scores, color=colour)
+            ends.append((scores[-1], name, colour))
+        over_rounds.set(ylabel=f"test {measure.heading}", title=title)
         by_round(over_rounds, max(map(len, runs.values())))
         over_bytes.set(xlabel="megabytes sent, both directions", xscale="log")
         over_bytes.tick_params(labelleft=True)

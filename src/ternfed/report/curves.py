@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternfed.paper.belonging import belonging, compared
-from ternfed.paper.groups import Group, accuracy_percent
+from ternfed.paper.groups import Group, shown_score
 from ternfed.paper.numbers import MEGABIT
 from ternfed.report.accuracy import beta, share_of
 from ternfed.report.labels import by_comparison, data_label, distinguish, method_label, model_label, split_label
@@ -48,7 +48,7 @@ def curve(group: Group, value: Callable[[Round], float | None]) -> Curve:
 
 
 def accuracy_curve(group: Group) -> Curve:
-    return curve(group, accuracy_percent)
+    return curve(group, shown_score)
 
 
 def uploaded(group: Group) -> Numbers:
@@ -76,7 +76,8 @@ def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
         names = [f"{data_label(group)}, {model_label(group)}" for group in alone]
         _over_rounds(axes[0, 0], alone, names, [colour_of(group.algorithm) for group in alone])
         axes[0, 0].set_title("Centralized training")
-        yield finish(figure, "convergence centralized", "Convergence", "Centralized training", "Test accuracy.")
+        caption = f"Test {alone[0].measure.name}."
+        yield finish(figure, "convergence centralized", "Convergence", "Centralized training", caption)
 
 
 def _pair(groups: Sequence[Group], labels: Sequence[str], name: str, section: str, title: str) -> Picture:
@@ -93,7 +94,8 @@ def _pair(groups: Sequence[Group], labels: Sequence[str], name: str, section: st
     band = " The band is one standard deviation over seeds." if seeds[-1] > 1 else ""
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     unfinished = "" if all(group.finished for group in groups) else " Some of these runs are unfinished."
-    caption = f"Test accuracy over rounds and over bits uploaded by all clients; {count} seed{'s' * (count != '1')}."
+    what = f"Test {groups[0].measure.name} over rounds and over bits uploaded by all clients"
+    caption = f"{what}; {count} seed{'s' * (count != '1')}."
     return finish(figure, name, section, title, caption + band + unfinished)
 
 
@@ -119,7 +121,8 @@ def _line(panel: Any, places: Any, found: Curve, colour: str, dash: Any) -> None
 
 def _over_rounds(panel: Any, groups: Sequence[Group], labels: Sequence[str], colours: Sequence[str]) -> None:
     means = [accuracy_curve(group).mean for group in groups]
-    panel.set(ylabel="test accuracy (%)", ylim=_limits(means))
+    measure = groups[0].measure
+    panel.set(ylabel=f"test {measure.heading}", ylim=_limits(means) if measure.percent else None)
     by_round(panel, max(group.length for group in groups))
     ends = [(float(mean[-1]), label, colour) for mean, label, colour in zip(means, labels, colours, strict=True)]
     label_ends(panel, ends, HEIGHT - 0.7)
@@ -182,7 +185,7 @@ def balance(groups: Sequence[Group]) -> Iterator[Picture]:
                 elinewidth=1, linestyle=dash_of(inside[0].algorithm, 0),
             )  # fmt: skip
             ends.append((means[-1], label, colour))
-        panel.set(xlabel="β = median / max of the clients' sizes", ylabel="test accuracy (%)")
+        panel.set(xlabel="β = median / max of the clients' sizes", ylabel=f"test {family[0].measure.heading}")
         panel.set_title(f"{data}, {model}")
         label_ends(panel, ends, HEIGHT - 0.6)
         caption = "Test accuracy after the last round. The bars are one standard deviation over seeds."

@@ -96,7 +96,7 @@ def _group(number: int, group: Group) -> Mapping[str, Any]:
         "command": command(group),
         "settings": toml(group),
         "facts": {
-            "accuracy": accuracy_text(group),
+            group.measure.name: accuracy_text(group),
             "seeds": ", ".join(_seed(group, place) for place in range(len(group.runs))),
             "folders": ", ".join(f"{run.folder.parent.name}/{run.folder.name}".strip("/") for run in group.runs),
             "machine": "; ".join(dict.fromkeys(_machine(entry) for run in group.runs for entry in run.environment))

@@ -31,12 +31,14 @@ from ternfed.round.exchange import Broadcast, reply
 from ternfed.round.state import State
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
-from ternfed.training.choose import train
+from ternfed.runs.records import RESERVED
+from ternfed.task import Task
+from ternfed.training.choose import Trainer, trainer_for
 from ternfed.training.evaluation import Evaluator
 from ternfed.training.work import Trained, TrainingData, Work
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Site:
     """One client's place of work: the network, the algorithm, and the samples that are its own."""
 
@@ -59,8 +61,13 @@ class Site:
         """How it trains in a round."""
         return replace(self.algorithm.training, rate=self.experiment.rate_at(round))
 
+    @cached_property
+    def trainer(self) -> Trainer:
+        """Trains this client alone, in every round."""
+        return trainer_for(self.network, self.algorithm.training, self.feed)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Federation:
     """An experiment made ready to run: the network, the algorithm, and who holds which data."""
 
@@ -84,6 +91,11 @@ class Federation:
         """What the whole model costs as raw numbers: float32, and counters in eight bytes."""
         return sum(t.numel() * (4 if t.is_floating_point() else 8) for t in self.network.weights().values())
 
+    @cached_property
+    def trainer(self) -> Trainer:
+        """Trains all clients, in every round; what it holds on a GPU goes with the federation."""
+        return trainer_for(self.network, self.algorithm.training, self.feed)
+
     def site(self, index: int) -> Site:
         """A client's place of work."""
         return Site(self.experiment, self.network, self.algorithm, self.feed, self.parts[index], index, len(self.parts))
@@ -95,8 +107,8 @@ class Federation:
         )
 
     def class_counts(self) -> list[list[int]]:
-        """How many samples of each class each client holds."""
-        labels = self.feed.samples.labels.cpu()
+        """How many samples of each class each client holds; where there are no classes, how many samples."""
+        labels = self.network.task.strata_or_one(self.feed.samples.labels.cpu())
         counts: list[list[int]] = histogram(labels, self.parts, int(labels.max()) + 1).tolist()
         return counts
 
@@ -106,13 +118,19 @@ class Federation:
 
 
 def open_federation(
-    experiment: Experiment, data: DataSet, device: str = "cpu", model: nn.Module | None = None
+    experiment: Experiment,
+    data: DataSet,
+    device: str = "cpu",
+    model: nn.Module | None = None,
+    task: Task | None = None,
 ) -> Federation:
-    """Model, partition and evaluators of an experiment, drawn from its seed; or with a model of the caller's own."""
-    experiment.check_with(data)
+    """Model, partition and evaluators of an experiment, drawn from its seed; or with a caller's own model and task."""
     network = experiment.make_network(data) if model is None else Network.of(model)
+    network = network if task is None else replace(network, task=task)
+    check_task(network.task, data)
+    experiment.check_with(data, network.task)
     algorithm = experiment.make_algorithm(network)
-    held, parts = experiment.make_partition(data.train.labels)
+    held, parts = experiment.make_partition(data.train.labels, network.task)
     if algorithm.central:
         parts = [torch.cat(parts)]
     held_out = Evaluator.of(network, data, data.train.take(held), device) if len(held) else None
@@ -120,6 +138,20 @@ def open_federation(
         raise ExperimentError(f"data.hold_out = 0: {algorithm.name} judges models on data held out on the server")
     test = Evaluator.of(network, data, data.test, device)
     return Federation(experiment, network, algorithm, TrainingData.of(data, device), parts, test, held_out)
+
+
+def check_task(task: Task, data: DataSet) -> None:
+    """Refuse targets that are not the task's, and a metric whose name a record has for something else."""
+    if data.train.labels.dtype != task.targets:
+        own, wanted = (str(dtype).removeprefix("torch.") for dtype in (data.train.labels.dtype, task.targets))
+        raise ExperimentError(f"{task.name}: needs targets of type {wanted}, but those of {data.name} are {own}")
+    strata = task.strata(data.train.labels)
+    if strata is not None and strata.dim() != 1:
+        raise ExperimentError(f"{task.name}: needs one class per sample, but {data.name} has {tuple(strata.shape)}")
+    if task.metric.measure.name in RESERVED:
+        raise ExperimentError(
+            f"{task.name}: a record has another number named {task.metric.measure.name}; name the metric otherwise"
+        )
 
 
 def prepare(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[Work, Any]:
@@ -141,7 +173,7 @@ def upload(
 def answer(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[bytes, Any]:
     """Client: its whole half of a round."""
     work, memory = prepare(site, round, broadcast, memory)
-    (trained,) = train(site.network, site.training(round), site.feed, [work])
+    (trained,) = site.trainer.train([work])
     return upload(site, round, broadcast, memory, work, trained)
 
 
@@ -152,18 +184,22 @@ def conclude(
     number = state.round + 1
     server = federation.algorithm.update(state.server, uploads, _helpers(federation, number))
     clock.lap("aggregate")
-    accuracy, loss = federation.test.evaluate(server.weights)
-    validation = None if federation.held_out is None else federation.held_out.accuracy(server.weights)
+    measure = federation.network.task.metric.measure
+    score, loss = federation.test.evaluate(server.weights)
+    validation = None if federation.held_out is None else federation.held_out.score(server.weights)
     clock.lap("evaluate")
-    judged = -1.0 if validation is None else validation
-    best = (judged, number) if validation is None or judged > state.best else (state.best, state.best_round)
+    is_best = validation is None or state.best is None or measure.goodness(validation) > measure.goodness(state.best)
+    best = (validation, number) if is_best else (state.best, state.best_round)
     reached = State(number, server, after.memories, after.holders, after.broadcast, *best)
     algorithm = federation.algorithm
     codes = algorithm.reference(algorithm.broadcast(server, False))
     travels = 0 if algorithm.central else 1
     outcome = Round(
         round=number,
-        accuracy=accuracy,
+        score=score,
+        metric=measure.name,
+        higher_is_better=measure.higher_is_better,
+        percent=measure.percent,
         loss=loss,
         train_loss=uploads.numbers.get("loss"),
         validation=validation,
@@ -202,9 +238,10 @@ class RoundOutcome:
 def _numbers(site: Site, broadcast: Broadcast, round: int, work: Work, trained: Trained) -> dict[str, float]:
     """The numbers that go with an upload."""
     numbers = {"round": float(round), "samples": float(work.order.shape[1]), "loss": trained.loss}
-    if any("accuracy" in schema.numbers for schema in site.algorithm.up):
+    metric = site.network.task.metric.measure.name
+    if any(metric in schema.numbers for schema in site.algorithm.up):
         model = {**site.network.weights(), **dense_weights(broadcast.message)}
-        numbers["accuracy"] = Evaluator(site.network, site.feed.plain(work.order[0])).accuracy(model)
+        numbers[metric] = Evaluator(site.network, site.feed.plain(work.order[0])).score(model)
     return numbers
 
 
@@ -217,7 +254,7 @@ def _helpers(federation: Federation, number: int) -> Helpers:
     evaluator = federation.held_out
     if evaluator is None:  # and so the algorithm asks for neither, or open_federation had refused
         return Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights, reaches_share=reaches_share)
-    return Helpers(judge=evaluator.accuracy, statistics=evaluator.statistics, reaches_share=reaches_share)
+    return Helpers(judge=evaluator.goodness, statistics=evaluator.statistics, reaches_share=reaches_share)
 
 
 def _changed(before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor] | None) -> float | None:

@@ -36,8 +36,8 @@ class State:
     """Who took part in the last round and holds its broadcast."""
     broadcast: Broadcast | None = None
     """That broadcast."""
-    best: float = -1.0
-    """The best validation accuracy so far."""
+    best: float | None = None
+    """The best validation score so far; None where nothing is held out."""
     best_round: int = 0
     """The first round that reached it; the last one where nothing is held out."""
 

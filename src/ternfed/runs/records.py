@@ -12,22 +12,23 @@ from typing import Any
 from ternfed.algorithms.algorithm import Strategy
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import Table
+from ternfed.task import ACCURACY, Measure
 
 
 @dataclass(frozen=True)
 class Round:
-    """What came out of one round. Accuracies and shares are 0 to 1; bytes are lengths of what was really encoded."""
+    """What came out of one round. Shares are 0 to 1; bytes are lengths of what was really encoded."""
 
     round: int
     """The first is 1."""
-    accuracy: float
-    """On test data."""
+    score: float
+    """On test data, by the metric; an accuracy is 0 to 1."""
     loss: float
     """On test data."""
     train_loss: float | None
     """Mean over the clients' last local epoch."""
     validation: float | None
-    """Accuracy on the data held out on the server."""
+    """The score on the data held out on the server."""
     bytes_up: int
     bytes_down: int
     bytes_up_fp32: int
@@ -49,6 +50,11 @@ class Round:
     """Share of the broadcast's trits that are 0."""
     layer_bits: Mapping[str, float] | None = None
     """Of each ternary layer in the uploads: the entropy of its trits given the broadcast's, in bits a weight."""
+    metric: str = ACCURACY.measure.name
+    """What the score is: its key in a line of JSON."""
+    higher_is_better: bool = ACCURACY.measure.higher_is_better
+    percent: bool = ACCURACY.measure.percent
+    """Scores are shown in percent."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By phase. In a file of its own, because it is never the same twice."""
 
@@ -57,11 +63,20 @@ class Round:
         """Whether a ternary algorithm broadcast this round's model in full precision (Strategy II)."""
         return self.strategy == Strategy.FULL
 
+    @property
+    def measure(self) -> Measure:
+        """How the score is read."""
+        return Measure(self.metric, self.higher_is_better, self.percent)
+
     def to_line(self) -> bytes:
         """One line of `rounds.jsonl`. A number that is not finite becomes null: JSON has no word for it."""
         values = asdict(replace(self, seconds={}))
-        del values["seconds"]
-        return as_line({key: None if _is_not_finite(value) else value for key, value in values.items()})
+        del values["seconds"], values["metric"]
+        if self.measure == ACCURACY.measure:
+            for key in READING:
+                del values[key]
+        named = {self.metric if key == "score" else key: value for key, value in values.items()}
+        return as_line({key: None if _is_not_finite(value) else value for key, value in named.items()})
 
     def timing_line(self) -> bytes:
         """One line of `timing.jsonl`."""
@@ -71,15 +86,28 @@ class Round:
     def from_line(line: bytes) -> Round:
         """The record of a line; ValueError where it is none."""
         values = json.loads(line)
-        names = {each.name for each in fields(Round)} - {"seconds"}
-        if not isinstance(values, dict) or not names - LATER <= set(values) <= names:
+        known = {each.name for each in fields(Round)} - {"seconds", "score", "metric"}
+        own = set(values) - known if isinstance(values, dict) else set()
+        optional = LATER | READING if own == {ACCURACY.measure.name} else LATER
+        if len(own) != 1 or own & RESERVED or not known - optional <= set(values):
             raise ValueError("not the record of a round")
-        missing = {key: math.nan for key in ("accuracy", "loss") if values[key] is None}
-        return Round(**{**values, **missing, "dropped": tuple(values["dropped"])})
+        (metric,) = own
+        values |= {"metric": metric, "score": values.pop(metric), "dropped": tuple(values["dropped"])}
+        missing = {key: math.nan for key in ("score", "loss") if values[key] is None}
+        return Round(**{**values, **missing})
 
 
+READING = frozenset({"higher_is_better", "percent"})
+"""Fields that say how a score is read: in the lines of every metric but accuracy, which the first runs knew alone."""
 LATER = {"layer_bits"}
 """Fields that the first runs did not have."""
+
+
+RESERVED = frozenset(
+    {each.name for each in fields(Round)}
+    | {"best_round", "compression_up", "compression_down", "strategy_one", "rounds", "run", "settings", "samples"}
+)
+"""What the numbers of a record, of a summary or of an upload are called: no metric can have these names."""
 
 
 def as_line(values: Mapping[str, Any]) -> bytes:
@@ -127,12 +155,16 @@ def with_seconds(rounds: Sequence[Round], timing: Mapping[int, Mapping[str, floa
 
 
 def best_round(rounds: Sequence[Round]) -> Round:
-    """The first round of the highest validation accuracy; the last round where nothing was held out to judge by.
+    """The first round of the best validation score; the last round where nothing was held out to judge by.
 
-    Never chosen by test accuracy: that would be the best of many draws, not what to expect.
+    Never chosen by the test score: that would be the best of many draws, not what to expect.
     """
     judged = [record for record in rounds if record.validation is not None]
-    return max(judged, key=lambda record: (record.validation or 0.0, -record.round)) if judged else rounds[-1]
+    return max(judged, key=lambda record: (_goodness(record), -record.round)) if judged else rounds[-1]
+
+
+def _goodness(record: Round) -> float:
+    return -math.inf if record.validation is None else record.measure.goodness(record.validation)
 
 
 def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None = None) -> Table:
@@ -142,9 +174,11 @@ def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None =
     up_fp32, down_fp32 = (sum(getattr(record, f"bytes_{way}_fp32") for record in rounds) for way in ("up", "down"))
     strategies = [record.strategy for record in rounds if record.strategy is not None]
     values = {
-        "accuracy": rounds[-1].accuracy,
-        "best_accuracy": best.accuracy,
+        best.metric: rounds[-1].score,
+        f"best_{best.metric}": best.score,
         "best_round": best.round,
+        "metric": best.metric,
+        "higher_is_better": best.higher_is_better,
         "bytes_up": up,
         "bytes_down": down,
         "compression_up": up_fp32 / up if up else None,

@@ -98,13 +98,23 @@ def _is_altered(module: nn.Module) -> bool:
     return any(hooks) or "forward" in vars(module)
 
 
+def trainable_chain(network: Network, training: Training, feed: TrainingData) -> list[Layer] | None:
+    """The chain whose steps, as written here, are those of `train_one`; None where they would not be."""
+    own_loss = network.task.loss is nn.functional.cross_entropy
+    corrected = training.correct is not None
+    if not own_loss or corrected or training.precision != "float32" or feed.augment is not None:
+        return None
+    return chain_of(network.model, feed.samples.inputs.shape[1:])
+
+
 def train_batched(network: Network, training: Training, feed: TrainingData, works: Iterable[Work]) -> Iterator[Trained]:
     """`train_one` of every client's work, in their order, many clients at a time."""
-    if training.correct is not None:
-        raise ValueError("the gradients of local steps are corrected in plain training alone: use train_one")
-    chain = chain_of(network.model, feed.samples.inputs.shape[1:])
-    if chain is None or feed.augment is not None:
-        raise ValueError("only chains of linear layers without augmentation train many clients at once: use train_one")
+    chain = trainable_chain(network, training, feed)
+    if chain is None:
+        raise ValueError(
+            "only chains of linear layers that learn cross-entropy in float32, without augmentation or corrected "
+            "gradients, train many clients at once: use train_one"
+        )
     samples = Samples(feed.samples.inputs.flatten(1), feed.samples.labels)
     remaining = iter(works)
     while window := list(islice(remaining, WINDOW)):
@@ -150,6 +160,7 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
     lowest = next(i for i, layer in enumerate(chain) if layer.weight in trained or layer.bias in trained)
     room = samples.inputs.new_empty(len(works) * training.batch, samples.inputs.shape[1])
     losses = torch.zeros(len(works), dtype=torch.float64, device=room.device)
+    segments: fused.Segments | None = None
 
     for step in _steps(works, training, samples):
         now = {name: _part(tensor, 0, step.active) for name, tensor in weights.items()}
@@ -158,12 +169,16 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
         if step.plain:
             now |= {name: _before(now[name], scale[: step.plain]) for name, scale in plain_scales.items()}
         if quantized is not None and step.plain < step.active:
+            now_latents = [_part(latent, *ternary) for latent in latents.values()]
+            if segments is None or segments.clients != len(now_latents[0]):
+                segments = fused.Segments.of(now_latents, batched=True)
             codes, trace = fused.forward(
-                [_part(latent, *ternary) for latent in latents.values()],
+                now_latents,
                 [_part(leaf.value, *ternary) for leaf in scales.values()],
                 quantized,
                 batched=True,
                 thresholds=_part(thresholds, *ternary),
+                segments=segments,
             )
             now |= {name: _after(now[name], new) for name, new in zip(latents, codes, strict=True)}
         # Only now, because these inputs push everything else out of the cache.

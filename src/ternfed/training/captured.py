@@ -26,9 +26,10 @@ from torch.func import functional_call
 
 from ternfed.algorithms.algorithm import Local, Network, Training, Weights
 from ternfed.quantize import fused
+from ternfed.quantize.fused import Segments
 from ternfed.quantize.ternary import check_threshold_factor
 from ternfed.training.resident import ALIGNED, Table, layout_of, table_of
-from ternfed.training.work import Trained, TrainingData, Work
+from ternfed.training.work import Trained, TrainingData, Work, computing_in
 
 SIDE_BY_SIDE = 5
 """Clients in one graph, each on a stream of its own: their small kernels fill the GPU together."""
@@ -38,35 +39,46 @@ PLAIN_STEPS = 2
 """So many steps of a kind run as they are, which is the warm-up that capture needs; a rare tail is never captured."""
 
 
-def train_captured(
-    network: Network,
-    training: Training,
-    feed: TrainingData,
-    works: Sequence[Work],
-    *,
-    side_by_side: int = SIDE_BY_SIDE,
-    compiled: bool = False,
-) -> Iterator[Trained]:
-    """`train_one` of every client's work, in their order; the results lie in the CPU's memory.
+class CapturedTrainer:
+    """Trains clients of one network on one device, in all rounds; samples, slots and graphs there go with it."""
 
-    `compiled` puts full batches through `torch.compile`: a minute once, for fewer kernels in every step.
-    """
-    if training.correct is not None:
-        raise ValueError("the gradients of local steps are corrected in plain training alone: use train_one")
-    if not works:
-        return
-    if training.quantizer is not None:
-        for work in works:
-            check_threshold_factor(training.quantizer.rule, work.local.threshold)
-    trainer = _trainer(network, replace(training, rate=0.0), feed, compiled, works[0].local)
-    at_once = 1 if trainer.probe.random else side_by_side
-    # Clients of like size keep step with each other.
-    longest_first = sorted(range(len(works)), key=lambda k: -works[k].order.numel())
-    done: dict[int, Trained] = {}
-    for at in range(0, len(works), at_once):
-        group = longest_first[at : at + at_once]
-        done.update(zip(group, trainer.train([works[k] for k in group]), strict=True))
-    yield from (done[k] for k in range(len(works)))
+    def __init__(
+        self,
+        network: Network,
+        training: Training,
+        feed: TrainingData,
+        *,
+        side_by_side: int = SIDE_BY_SIDE,
+        compiled: bool = False,
+    ) -> None:
+        """`compiled` puts full batches through `torch.compile`: a minute once, for fewer kernels in every step."""
+        if training.correct is not None:
+            raise ValueError("the gradients of local steps are corrected in plain training alone: use train_one")
+        self._network, self._training, self._feed = network, training, feed
+        self._side_by_side, self._compiled = side_by_side, compiled
+        self._device: _OnDevice | None = None
+
+    def train(self, works: Sequence[Work]) -> Iterator[Trained]:
+        """`train_one` of every client's work, in their order; the results lie in the CPU's memory."""
+        if not works:
+            return
+        if self._training.quantizer is not None:
+            for work in works:
+                check_threshold_factor(self._training.quantizer.rule, work.local.threshold)
+        if self._device is None or self._device.dtype != _dtype(works[0].local):
+            self._device = _OnDevice(self._network, self._training, self._feed, self._compiled, works[0].local)
+        at_once = 1 if self._device.probe.random else self._side_by_side
+        # Clients of like size keep step with each other.
+        longest_first = sorted(range(len(works)), key=lambda k: -works[k].order.numel())
+        done: dict[int, Trained] = {}
+        for at in range(0, len(works), at_once):
+            group = longest_first[at : at + at_once]
+            done.update(zip(group, self._device.train([works[k] for k in group]), strict=True))
+        yield from (done[k] for k in range(len(works)))
+
+
+def _dtype(local: Local) -> torch.dtype:
+    return next(iter(local.weights.values())).dtype
 
 
 class _Kind(NamedTuple):
@@ -76,16 +88,15 @@ class _Kind(NamedTuple):
     quantizing: bool
 
 
-class _Trainer:
+class _OnDevice:
     """The slots that clients are trained in, and the graphs that move them."""
 
     def __init__(self, network: Network, training: Training, feed: TrainingData, compiled: bool, local: Local) -> None:
-        if training.precision not in ("float32", "bfloat16"):
-            raise ValueError(f"precision is {training.precision!r}; allowed are 'float32' and 'bfloat16'")
-        self.device = feed.samples.inputs.device
-        self.training = training
+        self.device, self.dtype = feed.samples.inputs.device, _dtype(local)
+        self.training, self.loss = training, network.task.loss
         self.table = table_of(feed, torch.bfloat16 if training.precision == "bfloat16" else None)
         self.layout = layout_of(network, training)
+        self.segments = Segments(1, tuple(self.layout.ternary.lengths), self.device)
         self.probe = _probe(network.model, self.table, training, local)
         self.network = _forward(network.model, self.probe, self.device, training.batch if compiled else 0)
         self.slots: list[_Slot] = []
@@ -161,19 +172,6 @@ class _Trainer:
                 self.streams.append(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
 
 
-_TRAINERS: dict[tuple[Network, Training, TrainingData, bool, torch.dtype], _Trainer] = {}
-"""The last ones used. Their graphs serve all rounds of a run; two, because runs are compared two at a time."""
-
-
-def _trainer(network: Network, training: Training, feed: TrainingData, compiled: bool, local: Local) -> _Trainer:
-    key = (network, training, feed, compiled, next(iter(local.weights.values())).dtype)
-    trainer = _TRAINERS.pop(key, None) or _Trainer(network, training, feed, compiled, local)
-    while len(_TRAINERS) > 1:
-        del _TRAINERS[next(iter(_TRAINERS))]
-    _TRAINERS[key] = trainer
-    return trainer
-
-
 def _plan(work: Work, training: Training) -> list[_Kind]:
     """The kind of each local step."""
     full, tail = divmod(work.order.shape[1], training.batch)
@@ -196,9 +194,10 @@ def _turn(ahead: Mapping[int, _Kind], full: int) -> list[tuple[int, ...]]:
 class _Slot:
     """The tensors of one client at a time, always at the same addresses, and the step that moves them."""
 
-    def __init__(self, trainer: _Trainer, local: Local, room: int) -> None:
-        self.training, self.table, self.layout = trainer.training, trainer.table, trainer.layout
-        self.network, self.probe, device = trainer.network, trainer.probe, trainer.device
+    def __init__(self, shared: _OnDevice, local: Local, room: int) -> None:
+        self.training, self.table, self.layout = shared.training, shared.table, shared.layout
+        self.network, self.probe, self.loss = shared.network, shared.probe, shared.loss
+        self.segments, device = shared.segments, shared.device
         like = next(iter(local.weights.values()))
 
         def empty(count: int, dtype: torch.dtype = like.dtype) -> Tensor:
@@ -218,7 +217,8 @@ class _Slot:
         self.pieces = [_pieces(flat) for flat in (self.others, self.latents, self.factors)]
         self.optimizer = self._make_optimizer()
         self.cursor, self.ramp = empty(1, torch.int64), torch.arange(self.training.batch, device=device)
-        self.start, self.turn, self.labels = (empty(room, torch.int64) for _ in range(3))
+        self.start, self.turn = (empty(room, torch.int64) for _ in range(2))
+        self.labels = self.table.labels.new_zeros(room, *self.table.labels.shape[1:])
         self.total = empty(1, torch.float64)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
@@ -274,7 +274,12 @@ class _Slot:
             assert self.training.quantizer is not None
             factors = self.factors if self.factors.numel() else None
             weights, trace = fused.forward_flat(
-                weights, factors, self.layout.flat_shapes, self.training.quantizer, thresholds=self.threshold
+                weights,
+                factors,
+                self.layout.flat_shapes,
+                self.training.quantizer,
+                self.segments,
+                thresholds=self.threshold,
             )
         elif self.scales is not None:
             weights = weights * self.scales
@@ -288,8 +293,8 @@ class _Slot:
         leaf.requires_grad_()
         kept.requires_grad_()
         tensors = {**self.layout.computing.views(leaf), **self.layout.kept.views(kept), **self.frozen, **self.buffers}
-        with torch.autocast(weights.device.type, torch.bfloat16, self.training.precision == "bfloat16"):
-            loss = nn.functional.cross_entropy(self.network(tensors, inputs), labels)
+        with computing_in(self.training.precision, weights.device):
+            loss = self.loss(self.network(tensors, inputs), labels)
         slope, slope_kept = torch.autograd.grad(loss, (leaf, kept), materialize_grads=True)
         slope = slope.to(others.dtype)
 
@@ -359,7 +364,7 @@ def _probe(model: nn.Module, table: Table, training: Training, local: Local) -> 
     cuda = device.type == "cuda"
     with torch.no_grad(), torch.random.fork_rng([device] if cuda else []):
         before = torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state()
-        with torch.autocast(device.type, torch.bfloat16, training.precision == "bfloat16"):
+        with computing_in(training.precision, device):
             functional_call(model, tensors, (inputs,))
         after = torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state()
     counters = [

@@ -6,21 +6,30 @@ and otherwise one client after another (`plain`), as well as where the algorithm
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from ternfed.algorithms.algorithm import Network, Training
-from ternfed.training import batched, captured
+from ternfed.training.batched import train_batched, trainable_chain
+from ternfed.training.captured import CapturedTrainer
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work
 
 
-def train(network: Network, training: Training, feed: TrainingData, works: Sequence[Work]) -> Iterator[Trained]:
-    """The work of several clients, in their order, the fastest way there is."""
-    if training.correct is not None:
-        yield from (train_one(network, training, feed, work) for work in works)
-    elif feed.augment is None and batched.chain_of(network.model, feed.samples.inputs.shape[1:]) is not None:
-        yield from batched.train_batched(network, training, feed, works)
-    elif feed.samples.inputs.device.type == "cuda":
-        yield from captured.train_captured(network, training, feed, works)
-    else:
-        yield from (train_one(network, training, feed, work) for work in works)
+@dataclass(frozen=True, eq=False)
+class Trainer:
+    """Trains clients of one network on one set of data. What it keeps between rounds, on a GPU say, goes with it."""
+
+    way: Literal["batched", "captured", "plain"]
+    train: Callable[[Sequence[Work]], Iterator[Trained]]
+    """The work of several clients, in their order. Each work has its rate: that of the training is not read."""
+
+
+def trainer_for(network: Network, training: Training, feed: TrainingData) -> Trainer:
+    """The fastest trainer there is that gives what `train_one` gives."""
+    if trainable_chain(network, training, feed) is not None:
+        return Trainer("batched", lambda works: train_batched(network, training, feed, works))
+    if feed.samples.inputs.device.type == "cuda" and training.correct is None:
+        return Trainer("captured", CapturedTrainer(network, training, feed).train)
+    return Trainer("plain", lambda works: (train_one(network, training, feed, work) for work in works))

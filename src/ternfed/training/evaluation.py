@@ -17,7 +17,7 @@ from ternfed.data.values import DataSet, Samples
 BATCH = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluator:
     """Evaluates models of one network on samples that it holds, normalised."""
 
@@ -45,18 +45,22 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(self, weights: Weights) -> tuple[float, float]:
-        """(accuracy from 0 to 1, mean cross-entropy)."""
-        moved = self._moved(weights)
-        right = torch.zeros((), device=self.samples.inputs.device)
-        loss = torch.zeros((), dtype=torch.float64, device=self.samples.inputs.device)
+        """(the score by the task's metric, the mean loss)."""
+        task, moved = self.network.task, self._moved(weights)
+        sums = loss = torch.zeros((), dtype=torch.float64, device=self.samples.inputs.device)
         for inputs, labels in zip(*self._batches(), strict=True):
             outputs = functional_call(self._model, moved, (inputs,))
-            right += (outputs.argmax(1) == labels).sum()
-            loss += nn.functional.cross_entropy(outputs, labels, reduction="sum")
-        return right.item() / len(self.samples), loss.item() / len(self.samples)
+            sums = sums + task.metric.add(outputs, labels).to(torch.float64)
+            loss = loss + task.total(outputs, labels)
+        return task.metric.finish(sums.cpu(), len(self.samples)), loss.item() / len(self.samples)
 
-    def accuracy(self, weights: Weights) -> float:
+    def score(self, weights: Weights) -> float:
+        """In the metric's own units."""
         return self.evaluate(weights)[0]
+
+    def goodness(self, weights: Weights) -> float:
+        """The score turned so that higher is always better."""
+        return self.network.task.metric.measure.goodness(self.score(weights))
 
     @torch.no_grad()
     def statistics(self, weights: Weights) -> Weights:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
 from torch.func import functional_call
 
 from ternfed.algorithms.algorithm import Correct, Local, Network, Training, Weights
 from ternfed.quantize.ternary import quantize
-from ternfed.training.work import Trained, TrainingData, Work
+from ternfed.training.work import Trained, TrainingData, Work, computing_in
 
 
 def train_one(network: Network, training: Training, feed: TrainingData, work: Work) -> Trained:
@@ -27,8 +26,9 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
         for epoch, order, offsets, flips in work.steps(training.batch):
             inputs, labels = feed.batch(order, offsets, flips)
             weights = forward_weights(training, leaves, factors, local, epoch)
-            outputs = functional_call(network.model, {**weights, **buffers}, (inputs,))
-            loss = nn.functional.cross_entropy(outputs, labels)
+            with computing_in(training.precision, device):
+                outputs = functional_call(network.model, {**weights, **buffers}, (inputs,))
+                loss = network.task.loss(outputs, labels)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             if training.correct is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ ALIGNED = 8
 """So many numbers of two bytes are sixteen bytes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """All samples on the device, ready to be gathered: normalised, images padded and with channels last."""
 
@@ -57,7 +56,6 @@ class Table:
         return self.rows.index_select(0, index.view(-1)).view(len(at), *self.image).movedim(-1, 1)
 
 
-@lru_cache(maxsize=2)
 def table_of(feed: TrainingData, dtype: torch.dtype | None) -> Table:
     """The table of a feed, in another dtype if wanted: C×H×W samples of 8 bits become (H+2p)·(W+2p)·C numbers."""
     inputs, labels = feed.samples.inputs, feed.samples.labels

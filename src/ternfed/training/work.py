@@ -14,7 +14,7 @@ from ternfed.data.values import DataSet, Samples
 from ternfed.draws import generator, orders, seed_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainingData:
     """Training samples and how they enter the network, on the device where it runs."""
 
@@ -48,7 +48,7 @@ class TrainingData:
         return normalise(crop_flip(inputs, offsets, flips, self.augment.padding), self.mean, self.std), labels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Work:
     """What one client does in one round: where it starts, and every draw it needs."""
 
@@ -94,7 +94,14 @@ class Work:
                 yield epoch, row[part], offsets, None if self.flips is None else self.flips[epoch, part]
 
 
-@dataclass(frozen=True)
+def computing_in(precision: str, device: torch.device) -> torch.autocast:
+    """While it lasts, linear and convolutional layers compute in this precision; weights and BatchNorm do not."""
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision is {precision!r}; allowed are 'float32' and 'bfloat16'")
+    return torch.autocast(device.type, torch.bfloat16, precision == "bfloat16")
+
+
+@dataclass(frozen=True, eq=False)
 class Trained:
     """The outcome of one client's work."""
 

@@ -92,7 +92,7 @@ def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet) -> Site
                 f"--data-partition {setup.index}/{setup.count}: the experiment divides its data among "
                 f"{experiment.federation.clients} clients"
             )
-        samples = experiment.make_partition(data.train.labels)[1][setup.index]
+        samples = experiment.make_partition(data.train.labels, network.task)[1][setup.index]
     return Site(experiment, network, algorithm, TrainingData.of(data, setup.device), samples, setup.index, setup.count)
 
 
