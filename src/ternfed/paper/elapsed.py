@@ -7,7 +7,6 @@ global update to compare with only then. Algorithms take turns, so that a busy m
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from ternfed.data.values import DataSet
 from ternfed.engines.simulate import play_round
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import Table
+from ternfed.files import json_page, read_json, write_atomically
 from ternfed.round.exchange import receive, send
 from ternfed.round.federation import Federation, open_federation, prepare
 from ternfed.runs.environment import environment
@@ -68,19 +68,15 @@ def one_thread() -> Iterator[None]:
 
 def read(folder: Path) -> Table | None:
     """An earlier measurement; None where there is none."""
-    try:
-        found = json.loads((folder / FILE).read_bytes())
-    except (OSError, ValueError):
-        return None
+    found = read_json(folder / FILE)
     return found if isinstance(found, dict) and {"seconds", "settings"} <= set(found) else None
 
 
 def write(folder: Path, measured: Table) -> Path:
     """Keep a measurement."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{FILE}.part"
-    part.write_text(json.dumps(measured, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    return part.replace(folder / FILE)
+    write_atomically(folder / FILE, json_page(measured), lasting=False)
+    return folder / FILE
 
 
 def _sides(experiment: Experiment, data: DataSet, own: Tensor, device: str) -> dict[str, Callable[[], object]]:
