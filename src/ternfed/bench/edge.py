@@ -22,7 +22,7 @@ from torch import nn
 
 from ternfed.edge import Inputs, Trained, export, trained
 from ternfed.edge.graph import INPUT, float_onnx, to_onnx
-from ternfed.edge.predict import session
+from ternfed.edge.runtime import session
 from ternfed.models import cnn, mlp, resnet18
 from ternfed.quantize.layers import Predicate, ternary_names
 from ternfed.quantize.ternary import requantize, twn

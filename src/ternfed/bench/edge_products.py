@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ternfed.bench.edge import BATCHES, turns
 from ternfed.edge.forms import BLOCK, Piece, product
-from ternfed.edge.predict import session
+from ternfed.edge.runtime import session
 from ternfed.quantize.ternary import Ternary, requantize, twn
 
 BLOCKS = (16, 32, 64, 128, 256)

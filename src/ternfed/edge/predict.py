@@ -18,7 +18,10 @@ from torch import nn
 from ternfed.data.images import normalise
 from ternfed.data.sets import NAMES, load
 from ternfed.data.values import Samples
-from ternfed.edge.trained import KEY, Inputs, ModelError, from_file, parse_facts
+from ternfed.edge.inputs import Inputs, ModelError
+from ternfed.edge.runtime import session
+from ternfed.edge.trained import from_file
+from ternfed.files import facts_of
 
 Array = NDArray[Any]
 
@@ -55,18 +58,6 @@ class Prediction:
     accuracy: float | None
     milliseconds: float
     """A sample."""
-
-
-def session(model: str | bytes, threads: int = 1) -> Any:
-    """An onnxruntime session on the CPU."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ModelError("onnxruntime is missing; install the extra: pip install 'ternfed[edge]'") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def open_model(path: str | Path, *, network: nn.Module | None = None, threads: int = 1) -> Predictor:
@@ -175,7 +166,7 @@ def _open_onnx(path: Path, threads: int) -> Predictor:
         raise
     except Exception as error:  # onnxruntime's errors share no base class but this
         raise ModelError(f"{path}: onnxruntime cannot open it ({str(error).splitlines()[0]})") from error
-    facts = parse_facts({KEY: opened.get_modelmeta().custom_metadata_map.get(KEY, "{}")})
+    facts = facts_of(opened.get_modelmeta().custom_metadata_map)
     name = opened.get_inputs()[0].name
     inside = facts.get("normalisation", "inside") == "inside"
     inputs = Inputs.from_table(facts["inputs"]) if facts else None
