@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from ternfed.bench.tables import markdown
 from ternfed.models import mlp
+from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import (
     TTQ,
     Quantizer,
@@ -217,6 +218,7 @@ class Theory:
     apart: Rows
 
 
+@one_thread()
 def run(seeds: Iterable[int] = SEEDS) -> Theory:
     """Train centralized, with TTQ and federated from the same start, and measure every layer."""
     data, test = digits()
