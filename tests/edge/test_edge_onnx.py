@@ -199,7 +199,7 @@ def test_a_network_for_one_batch_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_network_that_returns_no_logits_is_refused() -> None:
-    with pytest.raises(ModelError, match="one row of logits a sample is needed"):
+    with pytest.raises(ModelError, match="one row of logits per sample is needed"):
         trained(nn.Conv2d(3, 4, 3), IMAGE)
 
 

@@ -1,4 +1,4 @@
-"""What a round costs beside training: ternfed's server and clients against Flower as it comes, in one run.
+"""What a round costs besides training: ternfed's server and clients against Flower as it comes, in one run.
 
 Both sides train small perceptrons on the digits (not the same one), well under a second per client. Flower as it comes
 is `examples/flower` under `flower-superlink`, `flower-supernode` and `flwr run`, all with their defaults. Medians over

@@ -130,7 +130,7 @@ def digits() -> tuple[Data, Data]:
 
 
 def split(labels: Tensor, classes: int, generator: torch.Generator) -> list[Tensor]:
-    """Indices of each client: IID with 10 classes, else shards of the sorted labels, `classes` of them a client."""
+    """Indices of each client: IID with 10 classes, else shards of the sorted labels, `classes` of them per client."""
     if classes == 10:
         return list(torch.randperm(len(labels), generator=generator).chunk(CLIENTS))
     shards = labels.argsort(stable=True).chunk(CLIENTS * classes)

@@ -1,7 +1,7 @@
 """A trained network as an ONNX model: traced with its ternary weights left open, BatchNorm folded, the trits put in.
 
 The exporter sees each ternary weight as an input of the graph. So it simplifies everything around them, and leaves the
-weights themselves alone; what it would fold into them becomes a gain an output channel.
+weights themselves alone; what it would fold into them becomes one gain per output channel.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _quiet() -> Iterator[None]:
 def _fold_norms(graph: Any, ternary: Mapping[str, Ternary]) -> dict[str, Floats]:
     """Remove each BatchNorm behind a layer with a ternary weight: y = g·(W·x + b - μ) + β, g = γ / √(σ² + ε).
 
-    Returns g by the weight's name, one an output channel; the rest becomes the layer's bias.
+    Returns g by the weight's name, one per output channel; the rest becomes the layer's bias.
     """
     gains: dict[str, Floats] = {}
     for norm in [node for node in graph.node if node.op_type == "BatchNormalization"]:

@@ -57,7 +57,7 @@ class Prediction:
     classes: NDArray[np.int64]
     accuracy: float | None
     milliseconds: float
-    """A sample."""
+    """Per sample."""
 
 
 def open_model(path: str | Path, *, network: nn.Module | None = None, threads: int = 1) -> Predictor:
@@ -112,11 +112,9 @@ def predict(
         raise ModelError(f"batch = {batch}: at least 1 is needed")
     samples = _fitting(samples, model.facts)
     if labels is not None and len(labels) != len(samples):
-        raise ModelError(f"{len(samples)} samples and {len(labels)} labels: one label a sample is needed")
+        raise ModelError(f"{len(samples)} samples and {len(labels)} labels: one label per sample is needed")
     if len(samples):
-        model.run(
-            np.ascontiguousarray(samples[:batch])
-        )  # the first call prepares buffers, and is not what a sample takes
+        model.run(np.ascontiguousarray(samples[:batch]))  # the first call prepares buffers and must not count
     for start in range(0, len(samples), batch):
         part = np.ascontiguousarray(samples[start : start + batch])
         before = time.perf_counter()
@@ -142,7 +140,7 @@ def summarise(batches: Iterable[Batch]) -> Prediction:
 
 
 def write_predictions(path: str | Path, result: Prediction, labels: NDArray[np.int64] | None = None) -> None:
-    """One row a sample as CSV (index, class, label), or all of it as JSON, by the name of the file."""
+    """One row per sample as CSV (index, class, label), or all of it as JSON, by the name of the file."""
     path = Path(path)
     classes = result.classes.tolist()
     known = None if labels is None else labels.tolist()

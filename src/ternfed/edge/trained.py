@@ -202,7 +202,9 @@ def _outputs(network: nn.Module, inputs: Inputs) -> int:
     result = call(network, inputs, 2)
     if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:
         kind = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise ModelError(f"{type(network).__name__} returns {kind} for 2 samples; one row of logits a sample is needed")
+        raise ModelError(
+            f"{type(network).__name__} returns {kind} for 2 samples; one row of logits per sample is needed"
+        )
     return result.shape[1]
 
 

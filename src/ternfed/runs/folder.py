@@ -1,8 +1,8 @@
-"""The run folder: what the experiment was, what came out of each round, what is needed to go on (docs/experiments.md).
+"""The run folder: the experiment, what came out of each round, what is needed to resume it (docs/experiments.md).
 
     config.toml         the experiment, every setting      state.safetensors   what the next round depends on
     environment.json    where it ran                       last.safetensors    the model after the last round
-    rounds.jsonl        one record a round                 best.safetensors    the model that judged best
+    rounds.jsonl        one record per round               best.safetensors    the model that judged best
     timing.jsonl        seconds of each round              summary.json        the result, when all rounds are done
     partition.json      classes that each client holds
 
@@ -77,7 +77,7 @@ class Saved(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """A run to go on with."""
+    """A run that is resumed."""
 
     folder: RunFolder
     experiment: Experiment
