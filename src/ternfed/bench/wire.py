@@ -6,17 +6,15 @@ million weights. `ternfed bench wire` prints the page.
 
 from __future__ import annotations
 
-import time
-import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ternfed.bench.measure import best, peak
 from ternfed.bench.rivals import codecs as every_codec
 from ternfed.bench.rivals import golomb_bits
 from ternfed.bench.tables import Promise, markdown
@@ -33,8 +31,6 @@ DRIFTS = (0.5, 0.1, 0.01, 0.001, 0.0001, 0.00001)
 RESNET_TRITS = 602_112
 EPOCH_STEPS = 157
 """Steps of 64 images in one of five equal parts of CIFAR-10."""
-
-Anything = TypeVar("Anything")
 
 
 @dataclass(frozen=True)
@@ -301,26 +297,6 @@ def draw(rng: np.random.Generator, size: int, zeros: float) -> Codes:
 def cut(latent: NDArray[np.float64]) -> Codes:
     """Trits of weights of unit variance: a third of them lies within ±0.43."""
     return (np.sign(latent) * (np.abs(latent) > 0.43)).astype(np.int8)
-
-
-def best(call: Callable[[], Anything], repeats: int) -> tuple[float, Anything]:
-    """The least CPU time of several calls, in seconds, and what the last returned: other programs do not count."""
-    times = []
-    for _ in range(repeats):
-        start = time.thread_time()
-        result = call()
-        times.append(time.thread_time() - start)
-    return min(times), result
-
-
-def peak(call: Callable[[], object]) -> int:
-    """Most bytes that Python and numpy hold at once during a call, beyond what they held before it."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def _resnet_shapes() -> list[tuple[int, ...]]:
