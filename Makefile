@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# One thread a worker: on shared machines a second thread makes small kernels slower, not faster.
+# One thread per worker: on shared machines a second thread makes small kernels slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo test test-slow lint format bench results pictures clean
@@ -42,7 +42,7 @@ format: $(READY) ## rewrite the sources in the common format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## every benchmark, as ratios measured in one run
+bench: $(READY) ## the main benchmarks, as ratios measured in one run
 	$(BIN)/ternfed bench step
 	$(BIN)/ternfed bench wire
 	$(BIN)/ternfed bench rounds

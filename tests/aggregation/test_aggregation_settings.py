@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,17 @@ import torch
 from typer.testing import CliRunner
 
 from ternfed.aggregation import mean
+from ternfed.algorithms.algorithm import Network, Training
 from ternfed.cli.app import app
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.engines import simulate
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.named import built_in_aggregations, find_aggregation
+from ternfed.round import federation as federation_module
 from ternfed.round.federation import Federation, open_federation
+from ternfed.training.choose import Trainer
+from ternfed.training.work import Trained, TrainingData, Work
 
 SMALL = ["federation.clients=5", "federation.participation=1", "federation.rounds=6", "training.epochs=2"]
 
@@ -106,22 +111,27 @@ def test_a_liar_among_five_ruins_the_mean_and_not_the_robust_rules(
     digits: DataSet, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Client 3 sends its model turned round and five times too large."""
-    honest = simulate.train
+    honest = federation_module.trainer_for
 
-    def with_a_liar(network, training, feed, works):  # type: ignore[no-untyped-def]
-        for index, trained in enumerate(honest(network, training, feed, works)):
-            if index == 3:
-                for group, factor in ((trained.local.weights, -5.0), (trained.local.factors, 5.0)):
-                    for tensor in group.values():
-                        tensor.mul_(factor)
-            yield trained
+    def with_a_liar(network: Network, training: Training, feed: TrainingData) -> Trainer:
+        real = honest(network, training, feed)
+
+        def train(works: Sequence[Work]) -> Iterator[Trained]:
+            for index, trained in enumerate(real.train(works)):
+                if index == 3:
+                    for group, factor in ((trained.local.weights, -5.0), (trained.local.factors, 5.0)):
+                        for tensor in group.values():
+                            tensor.mul_(factor)
+                yield trained
+
+        return Trainer(real.way, train)
 
     def accuracy(rule: str) -> float:
         made = federation(digits, f"algorithm.name={algorithm}", f"federation.aggregate={rule}")
         return list(simulate.play(made))[-1][1].score
 
     among_the_honest = accuracy("mean")
-    monkeypatch.setattr(simulate, "train", with_a_liar)
+    monkeypatch.setattr(federation_module, "trainer_for", with_a_liar)
     lied_to = {rule: accuracy(rule) for rule in ("mean", "median", "trimmed_mean")}
     assert among_the_honest > 0.8
     assert lied_to["mean"] < 0.4

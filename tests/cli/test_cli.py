@@ -54,7 +54,7 @@ class TestRun:
             "timing.jsonl",
         ]
 
-    def test_a_file_and_settings_that_go_before_it(self) -> None:
+    def test_settings_override_the_file(self) -> None:
         Path("mine.toml").write_text('[federation]\nclients = 5\nrounds = 9\n[algorithm]\nname = "fedavg"\n')
         result = call("run", "mine.toml", "--rounds", "1", "--set", "training.epochs=1", "--json")
         settings = json.loads(result.stdout)["settings"]
@@ -217,10 +217,29 @@ class TestDemo:
         assert Path(value["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_help_names_every_verb_without_loading_torch() -> None:
-    code = "import sys; from ternfed.cli import app; sys.argv = ['ternfed', '--help']\n"
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["bench", "--help"], ["server", "--help"]])
+def test_help_comes_without_loading_torch(arguments: list[str]) -> None:
+    code = f"import sys; from ternfed.cli import app; sys.argv = {['ternfed', *arguments]}\n"
     code += "try: app.main()\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    for verb in ("run", "demo", "inspect", "bench", "server", "client", "certs", "export", "predict"):
-        assert verb in done.stdout
+    assert "Usage:" in done.stdout
     assert done.stdout.rstrip().endswith("False")
+
+
+def test_python_m_ternfed_is_the_command_and_names_every_verb() -> None:
+    done = subprocess.run([sys.executable, "-m", "ternfed", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    for verb in (
+        "run",
+        "demo",
+        "reproduce",
+        "report",
+        "inspect",
+        "bench",
+        "server",
+        "client",
+        "certs",
+        "export",
+        "predict",
+    ):
+        assert verb in done.stdout

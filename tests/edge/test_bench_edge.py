@@ -27,7 +27,7 @@ def test_a_row_holds_size_memory_and_time_of_each_side() -> None:
     # 784·64 + 64·10 floats, and 64·64 as floats or five a byte.
     assert plain.bytes - ternary.bytes == pytest.approx(4096 * (4 - 1 / 5), abs=3000)
     assert torch_side.runtime_memory > plain.runtime_memory
-    assert [target.met for target in case.targets][:2] == [True, False]
+    assert [promise.kept for promise in case.promises][:2] == [True, False]
     lines = table([case]).splitlines()
-    assert len([line for line in lines if line.startswith("| MLP |")]) == 3 + len(case.targets)
+    assert len([line for line in lines if line.startswith("| MLP |")]) == 3 + len(case.promises)
     assert "**no**" in table([case])

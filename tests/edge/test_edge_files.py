@@ -215,7 +215,7 @@ def test_samples_of_another_kind_are_refused(finished_run: Path, tmp_path: Path)
 
     refused(good, "the model takes 1×8×8 each")
     refused(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "the model takes float32")
-    with pytest.raises(ModelError, match="one label a sample"):
+    with pytest.raises(ModelError, match="one label per sample"):
         list(predict(opened, torch.zeros(2, 1, 8, 8).numpy(), torch.zeros(3, dtype=torch.int64).numpy()))
     with pytest.raises(ModelError, match="no samples"):
         summarise(predict(opened, torch.zeros(0, 1, 8, 8).numpy()))

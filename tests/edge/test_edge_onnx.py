@@ -147,7 +147,7 @@ class Own(nn.Module):
 @pytest.mark.parametrize("product_from", [1, 1 << 22], ids=["2-bit products", "unpacked at load"])
 def test_a_users_own_module_is_exported(product_from: int) -> None:
     from ternfed.edge.graph import OUTPUT, to_onnx
-    from ternfed.edge.predict import session
+    from ternfed.edge.runtime import session
 
     torch.manual_seed(0)
     network = with_two_scales(Own())
@@ -199,7 +199,7 @@ def test_a_network_for_one_batch_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_network_that_returns_no_logits_is_refused() -> None:
-    with pytest.raises(ModelError, match="one row of logits a sample is needed"):
+    with pytest.raises(ModelError, match="one row of logits per sample is needed"):
         trained(nn.Conv2d(3, 4, 3), IMAGE)
 
 

@@ -6,16 +6,13 @@ one of them once in 1.7 million draws, and the seeds are fixed.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from math import sqrt
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
+from ternfed.bench import theory
 from ternfed.quantize.ternary import (
     FTTQ,
     TTQ,
@@ -310,25 +307,12 @@ def test_the_change_of_divergence_is_an_identity_for_any_two_layers() -> None:
     torch.testing.assert_close(change, (2 * beta - 1) * lost, rtol=1e-10, atol=1e-10)
 
 
-# What training does to the assumptions -------------------------------------------------------------------------------
+# What training does to the assumptions: `ternfed bench theory` prints the tables -------------------------------------
 
 
-@pytest.fixture(scope="module")
-def theory() -> ModuleType:
-    """benchmarks/theory.py, which prints the tables of docs/theory.md."""
-    pytest.importorskip("sklearn")
-    path = Path(__file__).parents[2] / "benchmarks" / "theory.py"
-    spec = importlib.util.spec_from_file_location("theory", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_layer_meets_the_assumptions_before_training_and_not_after(theory: ModuleType) -> None:
+def test_a_layer_meets_the_assumptions_before_training_and_not_after() -> None:
     """The first layer of the MLP on digits. PyTorch starts it uniform; five deviations is what chance would allow."""
+    pytest.importorskip("sklearn")
     start = theory.start_state(0)
     data, _ = theory.digits()
     trained, _ = theory.train(start, data, 30, torch.Generator().manual_seed(0))
@@ -339,8 +323,9 @@ def test_a_layer_meets_the_assumptions_before_training_and_not_after(theory: Mod
     assert abs(after.factor - (1 + DELTA) / 2) > SIGMAS * sqrt((1 - DELTA) / (12 * count))
 
 
-def test_quantizing_a_trained_federated_layer_moves_it_away_from_the_centralized_one(theory: ModuleType) -> None:
+def test_quantizing_a_trained_federated_layer_moves_it_away_from_the_centralized_one() -> None:
     """Both come from one start and one task, so they agree by more than half (β > ½) and proposition 3 turns round."""
+    pytest.importorskip("sklearn")
     start = theory.start_state(0)
     data, _ = theory.digits()
     generator = torch.Generator().manual_seed(0)

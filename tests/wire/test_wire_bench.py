@@ -15,9 +15,9 @@ def report():
 
 def test_every_promise_about_size_and_memory_is_kept(report):
     about_speed = ("encoding", "decoding")
-    sizes = [target for target in report.targets if not any(word in target.what for word in about_speed)]
+    sizes = [promise for promise in report.promises if not any(word in promise.what for word in about_speed)]
     assert len(sizes) == 4
-    assert [target.what for target in sizes if not target.kept] == []
+    assert [promise.what for promise in sizes if not promise.kept] == []
 
 
 def test_the_page_has_every_table(report):

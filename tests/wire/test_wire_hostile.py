@@ -1,6 +1,5 @@
 """Whatever arrives, `decode` returns a valid message or raises the `WireError` that says which check failed."""
 
-import importlib.util
 import struct
 import tracemalloc
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from wire_samples import CODECS, other_codes, small
 
 from ternfed import wire
+from ternfed.bench import fuzz_wire
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
     Message,
@@ -243,12 +243,8 @@ def test_models_whose_counts_belong_to_other_trits_are_refused():
 
 
 def test_a_short_run_of_the_fuzzer_finds_nothing():
-    """The long one is `python benchmarks/fuzz_wire.py`: the same mutations, a million of them."""
-    path = Path(__file__).parents[2] / "benchmarks" / "fuzz_wire.py"
-    spec = importlib.util.spec_from_file_location("fuzz_wire", path)
-    fuzz = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fuzz)
-    outcomes, _, _ = fuzz.run(5_000, seed=7, sample=20)
+    """The long one is `ternfed bench fuzz-wire`: the same mutations, a million of them."""
+    outcomes = fuzz_wire.run(5_000, seed=7, sample=20).outcomes
     assert sum(outcomes.values()) == 5_000
     reached = {
         error.__name__ for error in vars(wire).values() if isinstance(error, type) and issubclass(error, WireError)

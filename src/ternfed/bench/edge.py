@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ternfed.bench.tables import Promise, markdown
 from ternfed.edge import Inputs, Trained, export, trained
 from ternfed.edge.graph import INPUT, float_onnx, to_onnx
-from ternfed.edge.predict import session
+from ternfed.edge.runtime import session
 from ternfed.models import cnn, mlp, resnet18
+from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.layers import Predicate, ternary_names
 from ternfed.quantize.ternary import requantize, twn
 
@@ -34,21 +36,13 @@ SIDES = ("PyTorch", "fp32 ONNX", "ternary ONNX")
 
 @dataclass(frozen=True)
 class Side:
-    """One way to run a model: bytes of its file, of its process and of the runtime alone, seconds a call by batch."""
+    """One way to run a model: bytes of its file, of its process and of the runtime alone, seconds per call by batch."""
 
     name: str
     bytes: int
     memory: int
     runtime_memory: int
     seconds: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What should hold, what was measured, and whether it does."""
-
-    what: str
-    met: bool
 
 
 @dataclass(frozen=True)
@@ -59,20 +53,20 @@ class EdgeCase:
     sides: tuple[Side, ...]
     gains: tuple[tuple[float, float, float], ...]
     """fp32 ONNX / ternary ONNX at each batch: lower quartile, median and upper quartile over neighbouring blocks."""
-    targets: tuple[Promise, ...]
+    promises: tuple[Promise, ...]
 
 
 def run(seconds: float = 8.0) -> Iterator[EdgeCase]:
     """Every model, one after another; `seconds` is the time spent on each at each batch size."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     image = Inputs((3, 32, 32))
-    yield measure("MLP", _ternary(mlp(), None, Inputs((1, 28, 28))), seconds)
-    yield measure("CNN", _ternary(cnn(), None, image), seconds)
-    yield measure("ResNet18*", _ternary(resnet18(), None, image), seconds, smaller=14)
-    for scales, words in ((1, "one scale"), (2, "two scales")):
-        layer = nn.Sequential(nn.Linear(4096, 4096, bias=False))
-        yield measure(f"4096×4096, {words}", _ternary(layer, _every, Inputs((4096,)), scales), seconds, faster=8)
+    with one_thread():
+        yield measure("MLP", _ternary(mlp(), None, Inputs((1, 28, 28))), seconds)
+        yield measure("CNN", _ternary(cnn(), None, image), seconds)
+        yield measure("ResNet18*", _ternary(resnet18(), None, image), seconds, smaller=14)
+        for scales, words in ((1, "one scale"), (2, "two scales")):
+            layer = nn.Sequential(nn.Linear(4096, 4096, bias=False))
+            yield measure(f"4096×4096, {words}", _ternary(layer, _every, Inputs((4096,)), scales), seconds, faster=8)
 
 
 def measure(name: str, model: Trained, seconds: float, smaller: float = 0, faster: float = 0) -> EdgeCase:
@@ -91,32 +85,44 @@ def measure(name: str, model: Trained, seconds: float, smaller: float = 0, faste
     sides = (
         Side(SIDES[i], sizes[i], *memory[i], seconds=tuple(each[i] for each in medians)) for i in range(len(SIDES))
     )
-    targets = []
+    promises = []
     if smaller:
-        targets.append(Promise(f"file 1/{smaller:g}: 1/{sizes[1] / sizes[2]:.1f}", sizes[1] >= smaller * sizes[2]))
+        is_smaller = sizes[1] >= smaller * sizes[2]
+        promises.append(Promise(name, f"file 1/{smaller:g}", f"1/{sizes[1] / sizes[2]:.1f}", is_smaller))
     if faster:
-        targets.append(Promise(f"{faster:g}× at batch 1: {_spread(gains[0])}", gains[0][1] >= faster))
+        promises.append(Promise(name, f"{faster:g}× at batch 1", _spread(gains[0]), gains[0][1] >= faster))
     for batch, gain in zip(BATCHES, gains, strict=True):
         # Equal speed measures as 1 ± noise: slower is what three quarters of the blocks say is slower.
-        targets.append(Promise(f"not slower at batch {batch}: {_spread(gain)}", gain[2] >= 1))
-    return EdgeCase(name, tuple(sides), tuple(gains), tuple(targets))
+        promises.append(Promise(name, f"not slower at batch {batch}", _spread(gain), gain[2] >= 1))
+    return EdgeCase(name, tuple(sides), tuple(gains), tuple(promises))
 
 
 def table(cases: list[EdgeCase]) -> str:
-    """The cases as a Markdown table, then the targets one by one: median and quartiles."""
-    head = "| model | run by | file kB | memory MB (its runtime alone) | batch 1 ms | batch 64 ms |"
-    lines = [head, "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {case.model} | {side.name} | {side.bytes / 1e3:.1f} | {side.memory / 1e6:.0f} "
-        f"({side.runtime_memory / 1e6:.0f}) | {1e3 * side.seconds[0]:.3f} | {1e3 * side.seconds[1]:.2f} |"
-        for case in cases
-        for side in case.sides
-    ]
-    lines += ["", "| model | target: measured | met |", "|---|---|---|"]
-    for case in cases:
-        for target in case.targets:
-            lines.append(f"| {case.model} | {target.what} | {'yes' if target.met else '**no**'} |")
-    return "\n".join(lines)
+    """The cases as a Markdown table, then the promises one by one: median and quartiles."""
+    sides = markdown(
+        ("model", "run by", "file kB", "memory MB (its runtime alone)", "batch 1 ms", "batch 64 ms"),
+        [
+            (
+                case.model,
+                side.name,
+                f"{side.bytes / 1e3:.1f}",
+                f"{side.memory / 1e6:.0f} ({side.runtime_memory / 1e6:.0f})",
+                f"{1e3 * side.seconds[0]:.3f}",
+                f"{1e3 * side.seconds[1]:.2f}",
+            )
+            for case in cases
+            for side in case.sides
+        ],
+    )
+    promises = markdown(
+        ("model", "promise: measured", "kept"),
+        [
+            (each.what, f"{each.promised}: {each.measured}", "yes" if each.kept else "**no**")
+            for case in cases
+            for each in case.promises
+        ],
+    )
+    return f"{sides}\n\n{promises}"
 
 
 def _spread(gain: tuple[float, float, float]) -> str:
@@ -151,7 +157,7 @@ def _onnx_call(opened: Any, model: Trained, batch: int) -> Callable[[], Any]:
 
 
 def turns(calls: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
-    """Seconds a call, one row a turn: a block of calls of each side, one side after the other, to and fro."""
+    """Seconds per call, one row per turn: a block of calls of each side, one side after the other, to and fro."""
     counts = []
     for call in calls:
         call()

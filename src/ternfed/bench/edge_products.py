@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from ternfed.bench.edge import BATCHES, turns
+from ternfed.bench.tables import markdown
 from ternfed.edge.forms import BLOCK, Piece, product
-from ternfed.edge.predict import session
+from ternfed.edge.runtime import session
 from ternfed.quantize.ternary import Ternary, requantize, twn
 
 BLOCKS = (16, 32, 64, 128, 256)
@@ -64,12 +65,14 @@ def measure(
 
 def table(rows: list[Form]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| layer | form | " + " | ".join(f"batch {batch}: ms (float / this)" for batch in BATCHES) + " |"]
-    lines.append("|---" * (2 + len(BATCHES)) + "|")
-    for row in rows:
-        cells = (f"{ms:.3f} ({gain:.2f}×)" for ms, gain in zip(row.milliseconds, row.gains, strict=True))
-        lines.append(f"| {row.layer} | {row.form} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+
+    def cells(row: Form) -> list[str]:
+        return [f"{ms:.3f} ({gain:.2f}×)" for ms, gain in zip(row.milliseconds, row.gains, strict=True)]
+
+    return markdown(
+        ("layer", "form", *(f"batch {batch}: ms (float / this)" for batch in BATCHES)),
+        [(row.layer, row.form, *cells(row)) for row in rows],
+    )
 
 
 def _weight(size: int, scales: int) -> Ternary:

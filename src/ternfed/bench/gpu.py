@@ -17,6 +17,7 @@ import torch
 
 from ternfed.algorithms.algorithm import Local, Network, Training
 from ternfed.algorithms.optimizers import Adam
+from ternfed.bench.tables import markdown
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.models import build
@@ -39,7 +40,7 @@ class Timing:
     """Side by side in one graph."""
     compiled: bool
     fedavg: float
-    """Milliseconds a step a client."""
+    """Milliseconds per step and client."""
     tfedavg: float
     ratio: float
     """The median of the ratios of neighbouring calls."""
@@ -102,16 +103,15 @@ def measure(model: str, precision: str, clients: int, compiled: bool, feed: Trai
 
 def table(rows: list[Timing]) -> str:
     """The rows as a Markdown table."""
-    lines = [
-        "| model | precision | clients at once | compiled | FedAvg (ms) | T-FedAvg (ms) | ratio | first call (s) |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r.model} | {r.precision} | {r.clients} | {'yes' if r.compiled else 'no'} "
-        f"| {r.fedavg:.3f} | {r.tfedavg:.3f} | {r.ratio:.3f} | {r.first:.1f} |"
-        for r in rows
-    ]
-    return "\n".join(lines)
+    return markdown(
+        ("model", "precision", "clients at once", "compiled", "FedAvg (ms)", "T-FedAvg (ms)", "ratio",
+         "first call (s)"),
+        [
+            (r.model, r.precision, f"{r.clients}", "yes" if r.compiled else "no", f"{r.fedavg:.3f}",
+             f"{r.tfedavg:.3f}", f"{r.ratio:.3f}", f"{r.first:.1f}")
+            for r in rows
+        ],
+    )  # fmt: skip
 
 
 def _random_feed(count: int, device: str) -> TrainingData:

@@ -42,7 +42,7 @@ def _reader(codec: Any) -> Reader:
 
 
 def _two_bits(codes: Codes) -> bytes:
-    """The paper's count: four trits a byte, planar in blocks as base-3 is."""
+    """The paper's count: four trits per byte, planar in blocks as base-3 is."""
     out = np.empty(-(-len(codes) // 4), np.uint8)
     for start, stop in pairwise([*range(0, len(out), 1 << 16), len(out)]):
         part = np.zeros(4 * (stop - start), np.int8)

@@ -2,7 +2,7 @@
 
 MLP 784-30-20-10, 10 clients with 600 samples each, 5 local epochs, batch 64, SGD, one thread. Every side draws its own
 orders, trains all clients and returns their models. FedJAX takes part when TERNFED_FEDJAX_PYTHON names a Python that
-has it: benchmarks/fedjax_round.py says which versions.
+has it: bench/fedjax_round.py says which versions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ternfed.algorithms.algorithm import Local, Network, Training
+from ternfed.bench.tables import markdown
 from ternfed.data.values import Samples
 from ternfed.models import mlp
+from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import Quantizer, start_factors
 from ternfed.training.batched import train_batched
 from ternfed.training.plain import train_one
@@ -53,10 +55,7 @@ class RoundSpeed:
 
 def run(rounds: int = 15, others: Mapping[str, Callable[[], object]] | None = None) -> Iterator[RoundSpeed]:
     """Every side in turns, `rounds` times; `others` are further sides, a whole simulated round say."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, threads)
+    with one_thread(), ExitStack() as stack:
         stack.enter_context(_one_core())
         sides = {who: _timed(play) for who, play in {**_sides(), **(others or {})}.items()}
         if FEDJAX in os.environ:
@@ -77,16 +76,14 @@ def run(rounds: int = 15, others: Mapping[str, Callable[[], object]] | None = No
 def table(rows: list[RoundSpeed]) -> str:
     """The rows as a Markdown table, with what is asked of our own."""
     asked = {FEDAVG: "≥ 2.5× the plain loop, not slower than FedJAX", TFEDAVG: "≤ 1.2× our FedAvg"}
-    lines = [
-        "| who | s/round, median | fastest | × faster than the plain loop | × the time of our FedAvg | asked |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r.who} | {r.seconds:.3f} | {r.fastest:.3f} | {r.speedup:.2f} | {r.against_fedavg:.2f} "
-        f"| {asked.get(r.who, '')} |"
-        for r in rows
-    ]
-    return "\n".join(lines)
+    return markdown(
+        ("who", "s/round, median", "fastest", "× faster than the plain loop", "× the time of our FedAvg", "asked"),
+        [
+            (r.who, f"{r.seconds:.3f}", f"{r.fastest:.3f}", f"{r.speedup:.2f}", f"{r.against_fedavg:.2f}",
+             asked.get(r.who, ""))
+            for r in rows
+        ],
+    )  # fmt: skip
 
 
 def _sides() -> dict[str, Callable[[], object]]:
@@ -160,9 +157,7 @@ def _one_core() -> Iterator[None]:
 @contextmanager
 def _fedjax(python: str) -> Iterator[Side]:
     """FedJAX in a process of its own that plays a round whenever it is asked to."""
-    script = Path(__file__).parents[3] / "benchmarks" / "fedjax_round.py"
-    if not script.exists():
-        raise FileNotFoundError(f"{FEDJAX} is set, but {script} is only there in a checkout of the sources")
+    script = Path(__file__).with_name("fedjax_round.py")  # as a script: that Python has no ternfed
     command = [python, str(script), *map(str, (CLIENTS, SAMPLES, EPOCHS, BATCH, RATE))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ternfed.bench.tables import markdown
 from ternfed.models import mlp, resnet18
+from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.layers import parameter_groups, ternarize_
 
 BATCH = 64
@@ -35,11 +37,11 @@ class StepRatio:
 
 def run(rounds: int = 41) -> Iterator[StepRatio]:
     """Every case this machine can measure, one after another."""
-    torch.set_num_threads(1)
-    yield measure("mlp", mlp(), (784,), "cpu", rounds=5 * rounds, steps=10, limit=1.45)
-    yield measure("resnet18", resnet18(), (3, 32, 32), "cpu", rounds=max(3, rounds // 6), steps=1, limit=1.05)
-    if torch.cuda.is_available():
-        yield measure("resnet18", resnet18(), (3, 32, 32), "cuda", rounds=rounds, steps=50, limit=1.10)
+    with one_thread():
+        yield measure("mlp", mlp(), (784,), "cpu", rounds=5 * rounds, steps=10, limit=1.45)
+        yield measure("resnet18", resnet18(), (3, 32, 32), "cpu", rounds=max(3, rounds // 6), steps=1, limit=1.05)
+        if torch.cuda.is_available():
+            yield measure("resnet18", resnet18(), (3, 32, 32), "cuda", rounds=rounds, steps=50, limit=1.10)
 
 
 def measure(
@@ -68,12 +70,13 @@ def measure(
 
 def table(rows: list[StepRatio]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| model | device | plain (ms) | FTTQ (ms) | ratio | at most |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {r.model} | {r.device} | {1e3 * r.plain:.3f} | {1e3 * r.ternary:.3f} | {r.ratio:.3f} | {r.limit:.2f} |"
-        for r in rows
-    ]
-    return "\n".join(lines)
+    return markdown(
+        ("model", "device", "plain (ms)", "FTTQ (ms)", "ratio", "at most"),
+        [
+            (r.model, r.device, f"{1e3 * r.plain:.3f}", f"{1e3 * r.ternary:.3f}", f"{r.ratio:.3f}", f"{r.limit:.2f}")
+            for r in rows
+        ],
+    )
 
 
 def _stepper(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[[], None]:

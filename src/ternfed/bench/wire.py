@@ -1,24 +1,25 @@
 """How small and how fast the wire is, against entropy, memcpy and what others do with the same trits.
 
-Everything is measured in one run, on one thread, and speeds are megabytes of int8 trits a second: a megabyte is a
-million weights. `python -m ternfed.bench.wire` prints the page.
+Everything is measured in one run, on one thread, and speeds are megabytes of int8 trits per second: a megabyte is a
+million weights. `ternfed bench wire` prints the page.
 """
 
 from __future__ import annotations
 
-import time
-import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ternfed.bench.measure import best, peak
 from ternfed.bench.rivals import codecs as every_codec
 from ternfed.bench.rivals import golomb_bits
+from ternfed.bench.tables import Promise, markdown
+from ternfed.models import resnet18
+from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
     Message,
@@ -45,8 +46,6 @@ RESNET_TRITS = 602_112
 EPOCH_STEPS = 157
 """Steps of 64 images in one of five equal parts of CIFAR-10."""
 
-Anything = TypeVar("Anything")
-
 
 @dataclass(frozen=True)
 class CodecRow:
@@ -66,7 +65,7 @@ class CodecRow:
 
 @dataclass(frozen=True)
 class ReferenceRow:
-    """One message of ResNet18*'s size given trits that both sides hold: bits a weight in each way of coding it."""
+    """One message of ResNet18*'s size given trits that both sides hold: bits per weight in each way of coding it."""
 
     drift: float
     changed: float
@@ -107,19 +106,9 @@ class DenseRow:
     whole: int
     """One frame over all planes."""
     planes: int
-    """A frame a plane, those that do not shrink left raw."""
+    """A frame per plane, those that do not shrink left raw."""
     long_matches: int
     """The same without matches under seven bytes: the format's way."""
-
-
-@dataclass(frozen=True)
-class Promise:
-    """A promise of docs/wire.md and what was measured."""
-
-    what: str
-    promised: str
-    measured: str
-    kept: bool
 
 
 @dataclass(frozen=True)
@@ -131,22 +120,18 @@ class Report:
     references: tuple[ReferenceRow, ...]
     messages: tuple[MessageRow, ...]
     dense: tuple[DenseRow, ...]
-    targets: tuple[Promise, ...]
+    promises: tuple[Promise, ...]
 
 
 def run(size: int = 50_000_000, *, repeats: int = 3, epoch: bool = True) -> Report:
     """Measure everything on arrays of `size` trits; `epoch` also times training steps of ResNet18*."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         codecs = tuple(row for zeros in SHARES for row in codec_rows(size, zeros, repeats))
         references = tuple(reference_row(drift, repeats) for drift in DRIFTS)
         messages = tuple(message_rows(size // 5, repeats))
         dense = tuple(dense_row(kind) for kind in ("float32", "float16", "bfloat16"))
-        promises = tuple(targets(codecs, references, messages, epoch))
+        promises = tuple(promises_of(codecs, references, messages, epoch))
         return Report(size, codecs, references, messages, dense, promises)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def codec_rows(size: int, zeros: float, repeats: int) -> list[CodecRow]:
@@ -257,7 +242,7 @@ def message_row(
 
 
 def _overhead(data: bytes, message: Message, schema: Schema, reference: Reference | None) -> float:
-    """Bytes beyond the entropy, the dense section as it would be alone, four bytes a scale and eight a number."""
+    """Bytes beyond the entropy, the dense section as it would be alone, four bytes per scale and eight per number."""
     dense = Message({name: value for name, value in message.tensors.items() if trits_of(value) is None})
     empty = Message({}, {})
     alone = len(encode(dense, schema_of(dense))) - len(encode(empty, schema_of(empty)))
@@ -268,14 +253,14 @@ def _overhead(data: bytes, message: Message, schema: Schema, reference: Referenc
     return len(data) - alone - 4 * len(schema.ternary) - 8 * len(schema.numbers) - ans.entropy_bits(counts) / 8
 
 
-def targets(
+def promises_of(
     codecs: Sequence[CodecRow], references: Sequence[ReferenceRow], messages: Sequence[MessageRow], epoch: bool
 ) -> list[Promise]:
     """The promises, each with its worst case."""
     mine = [row for row in codecs if row.codec == "ans"]
     packed = [row for row in codecs if row.codec == "base3"]
     above = max(row.bits / row.entropy for row in mine) - 1
-    # 64 bytes of a message of this size, in bits a weight, are promised for headers.
+    # 64 bytes of a message of this size, in bits per weight, are promised for headers.
     given = max((row.contexts - 64 * 8 / RESNET_TRITS) / row.conditional for row in references) - 1
     writes, reads = min(row.encode / row.memcpy for row in packed), min(row.decode / row.memcpy for row in packed)
     headers, memory = max(row.overhead for row in messages), max(row.memory for row in messages[1:])
@@ -302,8 +287,6 @@ def _rate(what: str, promised: float, measured: float) -> Promise:
 
 def resnet_step() -> float:
     """Seconds of one training step of ResNet18* on 64 images of 32×32, without quantization: the quickest there is."""
-    from ternfed.models import resnet18
-
     model = resnet18()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     images, labels = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
@@ -331,26 +314,6 @@ def cut(latent: NDArray[np.float64]) -> Codes:
     return (np.sign(latent) * (np.abs(latent) > 0.43)).astype(np.int8)
 
 
-def best(call: Callable[[], Anything], repeats: int) -> tuple[float, Anything]:
-    """The least CPU time of several calls, in seconds, and what the last returned: other programs do not count."""
-    times = []
-    for _ in range(repeats):
-        start = time.thread_time()
-        result = call()
-        times.append(time.thread_time() - start)
-    return min(times), result
-
-
-def peak(call: Callable[[], object]) -> int:
-    """Most bytes that Python and numpy hold at once during a call, beyond what they held before it."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def _resnet_shapes() -> list[tuple[int, ...]]:
     return [(64, 64, 3, 3)] * 16 + [(64, 64)] * 3
 
@@ -362,49 +325,89 @@ def _resnet_others() -> list[tuple[int, ...]]:
 
 def table(report: Report) -> str:
     """The report as the Markdown of docs/wire.md."""
-    lines = [f"{report.size:,} i.i.d. trits, bits a weight and MB/s of trits encoding / decoding:", ""]
-    shares = sorted({row.zeros for row in report.codecs})
-    lines += _row("codec", *(f"{zeros:.1%} zeros" for zeros in shares)) + _row(*["---"] * (1 + len(shares)))
-    found = {(row.codec, row.zeros): row for row in report.codecs}
+    return "\n\n".join(
+        [
+            f"{report.size:,} i.i.d. trits, bits per weight and MB/s of trits encoding / decoding:",
+            _codec_table(report.codecs),
+            f"{RESNET_TRITS:,} trits given a reference, bits per weight (MB/s of `ans` at the end):",
+            _reference_table(report.references),
+            "Whole messages:",
+            _message_table(report.messages),
+            "6,000 normal weights, bytes:",
+            markdown(
+                ("dtype", "raw", "one frame", "a frame per plane", "and no short matches"),
+                [
+                    (row.kind, *(f"{size:,}" for size in (row.raw, row.whole, row.planes, row.long_matches)))
+                    for row in report.dense
+                ],
+            ),
+            markdown(
+                ("promise", "", "measured", ""),
+                [
+                    (row.what, row.promised, row.measured, "kept" if row.kept else "**missed**")
+                    for row in report.promises
+                ],
+            ),
+        ]
+    )
+
+
+def _codec_table(rows: Sequence[CodecRow]) -> str:
+    shares = sorted({row.zeros for row in rows})
+    found = {(row.codec, row.zeros): row for row in rows}
     firsts = [found["ans", zeros] for zeros in shares]
-    lines += _row("entropy", *(f"{row.entropy:.4f}" for row in firsts))
-    for name in dict.fromkeys(row.codec for row in report.codecs):
-        rows = [found[name, zeros] for zeros in shares]
-        lines += _row(f"`{name}`", *(f"{r.bits:.4f} · {r.encode:,.0f} / {r.decode:,.0f}" for r in rows))
-    lines += _row("memcpy", *(f"{row.memcpy:,.0f}" for row in firsts))
-    lines += ["", f"{RESNET_TRITS:,} trits given a reference, bits a weight (MB/s of `ans` at the end):", ""]
-    lines += _row(
-        *("drift", "changed", "entropy", "conditional", "`ans`, contexts", "`ans`, difference", "`zstd`", "Golomb"),
-        "encode / decode",
+    codecs = [
+        (f"`{name}`", *(_codec_cell(found[name, zeros]) for zeros in shares))
+        for name in dict.fromkeys(row.codec for row in rows)
+    ]
+    return markdown(
+        ("codec", *(f"{zeros:.1%} zeros" for zeros in shares)),
+        [
+            ("entropy", *(f"{row.entropy:.4f}" for row in firsts)),
+            *codecs,
+            ("memcpy", *(f"{row.memcpy:,.0f}" for row in firsts)),
+        ],
     )
-    lines += _row(*["---"] * 9)
-    for given in report.references:
-        sizes = (given.entropy, given.conditional, given.contexts, given.difference, given.zstd, given.golomb)
-        speeds = f"{given.encode:,.0f} / {given.decode:,.0f}"
-        lines += _row(f"{given.drift:g}σ", f"{given.changed:.4%}", *(f"{bits:.5f}" for bits in sizes), speeds)
-    lines += ["", "Whole messages:", ""]
-    lines += _row(
-        "upload", "trits", "dense bytes", "bytes", "header and model", "float32 /", "encode", "decode", "memory"
+
+
+def _codec_cell(row: CodecRow) -> str:
+    return f"{row.bits:.4f} · {row.encode:,.0f} / {row.decode:,.0f}"
+
+
+def _reference_table(rows: Sequence[ReferenceRow]) -> str:
+    ways = ("entropy", "conditional", "`ans`, contexts", "`ans`, difference", "`zstd`", "Golomb")
+    return markdown(
+        ("drift", "changed", *ways, "encode / decode"),
+        [
+            (
+                f"{row.drift:g}σ",
+                f"{row.changed:.4%}",
+                *(
+                    f"{bits:.5f}"
+                    for bits in (row.entropy, row.conditional, row.contexts, row.difference, row.zstd, row.golomb)
+                ),
+                f"{row.encode:,.0f} / {row.decode:,.0f}",
+            )
+            for row in rows
+        ],
     )
-    lines += _row(*["---"] * 9)
-    for sent in report.messages:
-        numbers = (f"{sent.trits:,}", f"{sent.dense:,}", f"{sent.bytes:,}", f"{sent.overhead:.0f}", f"{sent.ratio:.1f}")
-        memory = f"{sent.memory:.2f} × trits" if sent.trits > 100_000 else "–"
-        lines += _row(sent.name, *numbers, f"{sent.encode_ms:.2f} ms", f"{sent.decode_ms:.2f} ms", memory)
-    lines += ["", "6,000 normal weights, bytes:", ""]
-    lines += _row("dtype", "raw", "one frame", "a frame a plane", "and no short matches") + _row(*["---"] * 5)
-    for floats in report.dense:
-        sizes_in = (floats.raw, floats.whole, floats.planes, floats.long_matches)
-        lines += _row(floats.kind, *(f"{size:,}" for size in sizes_in))
-    lines += ["", *_row("promise", "", "measured", ""), *_row(*["---"] * 4)]
-    for target in report.targets:
-        lines += _row(target.what, target.promised, target.measured, "kept" if target.kept else "**missed**")
-    return "\n".join(lines)
 
 
-def _row(*cells: str) -> list[str]:
-    return [f"| {' | '.join(cells)} |"]
-
-
-if __name__ == "__main__":
-    print(table(run()))
+def _message_table(rows: Sequence[MessageRow]) -> str:
+    return markdown(
+        ("upload", "trits", "dense bytes", "bytes", "header and model", "float32 /", "encode", "decode", "memory"),
+        [
+            (
+                row.name,
+                f"{row.trits:,}",
+                f"{row.dense:,}",
+                f"{row.bytes:,}",
+                f"{row.overhead:.0f}",
+                f"{row.ratio:.1f}",
+                f"{row.encode_ms:.2f} ms",
+                f"{row.decode_ms:.2f} ms",
+                f"{row.memory:.2f} × trits" if row.trits > 100_000 else "–",
+            )
+            for row in rows
+        ],
+    )

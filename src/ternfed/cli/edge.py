@@ -10,12 +10,11 @@ import typer
 from rich.progress import track
 
 from ternfed.cli import terminal
-from ternfed.cli.terminal import one_sentence
+from ternfed.cli.options import DataDir, Json
+from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
     from ternfed.edge import Inspection
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,14 +29,14 @@ def export(
     best: Annotated[bool, typer.Option("--best/--last", help="The best model by validation, or the last.")] = True,
     normalise: Annotated[bool, typer.Option(help="Put the normalisation of the inputs into the ONNX graph.")] = True,
     exact: Annotated[bool, typer.Option(help="No int8 activations: exact, and large layers slower.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")] = None,
+    data: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Write a trained model as a file that a small device can run."""
     from ternfed.edge import export_from
 
     which: Literal["best", "last"] = "best" if best else "last"
-    with one_sentence():
+    with answered():
         made = export_from(source, to, normalised=normalise, exact=exact, which=which, data_folder=data)
         if as_json:
             terminal.print_json({**asdict(made), "path": str(made.path)})
@@ -49,7 +48,7 @@ def export(
             soft_wrap=True,
         )
         for name, why in made.kept_float.items():
-            terminal.out.print(f"{name} stays in floats: {why}", highlight=False)
+            terminal.out.print(f"{name} stays in float: {why}", highlight=False)
 
 
 def predict(
@@ -60,11 +59,11 @@ def predict(
     threads: Annotated[int, typer.Option(min=1, help="Threads to compute with.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Predict with an exported model: accuracy, milliseconds a sample, predictions as CSV or JSON."""
+    """Predict with an exported model: accuracy, milliseconds per sample, predictions as CSV or JSON."""
     from ternfed.edge import open_model, samples_for, summarise, write_predictions
     from ternfed.edge import predict as predictions
 
-    with one_sentence():
+    with answered():
         opened = open_model(model, threads=threads)
         samples, labels = samples_for(opened.facts, data)
         batches = predictions(opened, samples, labels, batch=batch)
@@ -86,7 +85,7 @@ def predict(
         score = ""
         if result.score is not None:
             score = f"{measure.name} {measure.scaled(result.score):.4g}{'%' if measure.percent else ''}, "
-        terminal.out.print(f"{len(samples)} samples: {score}{result.milliseconds:.3f} ms a sample", highlight=False)
+        terminal.out.print(f"{len(samples)} samples: {score}{result.milliseconds:.3f} ms per sample", highlight=False)
         if out is not None:
             terminal.out.print(f"The predictions are in {out}", highlight=False)
 
@@ -97,7 +96,7 @@ def inspect(
     """What is in a model file: its tensors, size against fp32, settings, accuracy, digest."""
     from ternfed.edge import inspect as look
 
-    with one_sentence():
+    with answered():
         found = look(file)
         if as_json:
             terminal.print_json(asdict(found))
@@ -115,7 +114,7 @@ def _show_tern(file: Path) -> None:
     from ternfed.wire import describe
 
     summary = describe(file)
-    headings = ("tensor", "shape", "kind", "zeros", "bits a weight", "entropy")
+    headings = ("tensor", "shape", "kind", "zeros", "bits per weight", "entropy")
     rows = (
         (
             row.name,

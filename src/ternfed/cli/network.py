@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ternfed.cli import terminal
+from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
     from ternfed.experiment.experiment import Experiment
 
 LOCAL = ("federation.participation=1.0", "federation.rounds=10")
 """What a local try without an experiment of its own differs in from the defaults of the digits."""
+
+GOES_ON = "a server goes on by --resume, a client by starting it again"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -71,7 +73,7 @@ def server(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else there.")] = False,
 ) -> None:
     """Wait for clients, run an experiment with them over TLS, and end with a model."""
-    with answered():
+    with answered(interrupted=GOES_ON):
         if (local is None) == (certs is None):
             raise ValueError("--certs DIR is needed, or --local N for a try on this machine")
         if resume and out is None:
@@ -113,7 +115,7 @@ def client(
     device: Annotated[str, typer.Option(help="Where to train: cpu or cuda.")] = "cpu",
 ) -> None:
     """Take part in a federation with this machine's data, until the run is over."""
-    with answered():
+    with answered(interrupted=GOES_ON):
         found = re.fullmatch(r"(\d+)/(\d+)", data_partition)
         if found is None or not int(found[1]) < int(found[2]):
             raise ValueError(f"--data-partition {data_partition}: I/N with I below N is needed, 0/5 say")
@@ -132,32 +134,6 @@ def client(
         _stop_at_sigterm()
         rounds = run_client(config, _say(False))
     terminal.err.print(f"The run is over; this client took part {rounds} times.", highlight=False)
-
-
-@contextmanager
-def answered() -> Iterator[None]:
-    """Wrong input: one sentence, exit code 2. A run that failed: one sentence, exit code 1."""
-    from ternfed.engines.flower.errors import NetworkError
-    from ternfed.runs.folder import RunError
-
-    try:
-        yield
-    except (NetworkError, OSError) as error:
-        _fail(error, 1)
-    except RunError as error:
-        _fail(error, 1 if "cannot be written" in str(error) else 2)
-    except (ValueError, ImportError) as error:
-        _fail(error, 2)
-    except KeyboardInterrupt as error:
-        terminal.fail("interrupted; a server goes on by --resume, a client by starting it again")
-        raise typer.Exit(1) from error
-
-
-def _fail(error: Exception, code: int) -> None:
-    if os.environ.get("TERNFED_TRACEBACK"):
-        raise error
-    terminal.fail(error)
-    raise typer.Exit(code) from error
 
 
 def _show_end(folder: Path, experiment: Experiment, as_json: bool) -> None:

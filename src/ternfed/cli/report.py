@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ternfed.cli import terminal
-from ternfed.cli.terminal import one_sentence
+from ternfed.cli.options import Json
+from ternfed.cli.terminal import answered
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,14 +24,12 @@ def report(
     into: Annotated[
         list[Path] | None, typer.Option(help="A Markdown page whose marked tables are made new; may be repeated.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """One page about runs: tables with the paper's numbers beside ours, figures, settings."""
     from ternfed.report.write import write_report
 
-    with one_sentence():
+    with answered():
         with terminal.err.status("reading and drawing"):
             written = write_report(runs, out, into or [])
         if as_json:

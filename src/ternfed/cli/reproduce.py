@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from ternfed.cli import terminal
-from ternfed.cli.terminal import one_sentence
+from ternfed.cli.options import DataDir, Json
+from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
     from ternfed.paper.reproduce import Cell, DataSets, Tally
@@ -37,7 +38,7 @@ def reproduce(
     listing: Annotated[bool, typer.Option("--list", help="Show the rows and how far they are; run nothing.")] = False,
     out: Annotated[Path, typer.Option(help="Where the runs go: OUT/NAME/seed-K.")] = RESULTS,
     rows: Annotated[Path | None, typer.Option(help="A folder with rows of your own, one TOML file each.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")] = None,
+    data: DataDir = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; else each row's own.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds; else as many as each row says.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="So many runs side by side on the CPU, one thread each.")] = 1,
@@ -48,12 +49,10 @@ def reproduce(
         bool, typer.Option("--keep-models", help="Leave the models in the finished folders.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure elapsed times again that are there.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Run rows of the paper's tables, our numbers beside its own; finished cells are not computed again."""
-    with one_sentence():
+    with answered(interrupted="the same command resumes where it stopped"):
         from ternfed.paper import reproduce as library
         from ternfed.paper.rows import PLACES, choose_rows, find_rows
 
@@ -106,18 +105,14 @@ def _run(
 ) -> dict[str, str]:
     """The cells that are left, with their progress on standard error; what stopped those that failed."""
     failed = {}
-    try:
-        with _bars(quiet) as progress:
-            board = _Board(progress, progress.add_task("cells", total=total, completed=total - len(cells), facts=""))
-            # Closed at once when the user interrupts, and the jobs with it.
-            with closing(_outcomes(cells, jobs, data, device, keep, board)) as outcomes:
-                for cell, outcome in outcomes:
-                    board.end(cell)
-                    if isinstance(outcome, Exception):
-                        failed[cell.name] = str(outcome) or type(outcome).__name__
-    except KeyboardInterrupt as error:
-        terminal.fail("interrupted; the same command resumes where it stopped")
-        raise typer.Exit(1) from error
+    with _bars(quiet) as progress:
+        board = _Board(progress, progress.add_task("cells", total=total, completed=total - len(cells), facts=""))
+        # Closed at once when the user interrupts, and the jobs with it.
+        with closing(_outcomes(cells, jobs, data, device, keep, board)) as outcomes:
+            for cell, outcome in outcomes:
+                board.end(cell)
+                if isinstance(outcome, Exception):
+                    failed[cell.name] = str(outcome) or type(outcome).__name__
     return failed
 
 

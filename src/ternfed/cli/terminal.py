@@ -58,7 +58,7 @@ def summary_table(rows: Mapping[str, Mapping[str, Any]], measure: Measure, title
     """Runs side by side: their scores, bytes, and how they compare with the first."""
     table = Table(title=title or None, title_justify="left")
     table.add_column("algorithm")
-    for heading in (measure.name, "uploaded", "downloaded", "bits a weight up", "seconds"):
+    for heading in (measure.name, "uploaded", "downloaded", "bits per weight up", "seconds"):
         table.add_column(heading, justify="right")
     first = next(iter(rows.values()))
     for name, row in rows.items():
@@ -105,28 +105,30 @@ def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Wrong input ends with one sentence and exit code 2."""
-    try:
-        yield
-    except (ValueError, ImportError, FileNotFoundError) as error:
-        if os.environ.get("TERNFED_TRACEBACK"):
-            raise
-        fail(error)
-        raise typer.Exit(2) from error
+NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of the system that tell of a path that was given wrong."""
 
 
 @contextmanager
-def failing() -> Iterator[None]:
-    """A run that fails after it began ends with one sentence and exit code 1."""
+def answered(*, begun: bool = False, interrupted: str = "") -> Iterator[None]:
+    """The exit code of every verb: 0; 1 for a run that failed; 2 for wrong input. One sentence for both.
+
+    Wrong input is what Python calls ValueError, ImportError or a path that is not there. RuntimeError and other errors
+    of the system are failures; once a run has `begun`, so is everything. TERNFED_TRACEBACK shows where one came from.
+    """
     try:
         yield
-    except (ValueError, OSError, RuntimeError) as error:
+    except (typer.Exit, typer.Abort):  # RuntimeErrors to Python
+        raise
+    except (ValueError, ImportError, RuntimeError, OSError) as error:
         if os.environ.get("TERNFED_TRACEBACK"):
             raise
         fail(error)
-        raise typer.Exit(1) from error
+        raise typer.Exit(1 if begun or _is_failure(error) else 2) from error
     except KeyboardInterrupt as error:
-        fail("interrupted; a run with a folder goes on by --resume")
+        fail(f"interrupted; {interrupted}" if interrupted else "interrupted")
         raise typer.Exit(1) from error
+
+
+def _is_failure(error: Exception) -> bool:
+    return isinstance(error, RuntimeError | OSError) and not isinstance(error, NOT_THERE)

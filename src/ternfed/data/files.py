@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ternfed.data.values import DataMissing, DataSet, Samples
+from ternfed.files import replacing
 
 Arrays: TypeAlias = dict[str, "np.ndarray[Any, Any]"]  # train_inputs, train_labels, test_inputs, test_labels
 
@@ -160,16 +161,10 @@ def as_samples(arrays: Arrays) -> tuple[Samples, Samples]:
 
 def _write(path: Path, arrays: Arrays) -> None:
     """Whole or not at all: another process never sees half a file."""
-    unfinished = None
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as stream:
-            unfinished = Path(stream.name)
+        with replacing(path) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
-        unfinished.replace(path)
-    except OSError:
-        if unfinished is not None:
-            unfinished.unlink(missing_ok=True)
 
 
 def _parts(folder: Path, field: str) -> list[Path]:

@@ -7,6 +7,7 @@ result = summarise(predict(opened, *samples_for(opened.facts)))
 """
 
 from ternfed.edge.files import Exported, Inspection, Tensorline, export, export_from, inspect
+from ternfed.edge.inputs import Inputs, ModelError
 from ternfed.edge.predict import (
     Batch,
     Prediction,
@@ -18,8 +19,6 @@ from ternfed.edge.predict import (
     write_predictions,
 )
 from ternfed.edge.trained import (
-    Inputs,
-    ModelError,
     Trained,
     digest,
     from_file,

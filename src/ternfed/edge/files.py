@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +11,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ternfed.edge.trained import KEY, ModelError, Trained, open_trained, parse_facts, read_weights
-from ternfed.wire import Value
+from ternfed.edge.forms import PRODUCT_FROM
+from ternfed.edge.graph import to_onnx
+from ternfed.edge.inputs import ModelError
+from ternfed.edge.trained import Trained, open_trained, read_weights
+from ternfed.files import facts_of, metadata, save_tensors, write_atomically
+from ternfed.wire import Value, describe
+from ternfed.wire.tern import tern_bytes
 
 SUFFIXES = (".onnx", ".tern", ".safetensors")
 
@@ -67,16 +70,11 @@ def export(model: Trained, to: str | Path, *, normalised: bool = True, exact: bo
         raise ModelError(f"{path.parent}: there is no such folder")
     facts = model.facts()
     if path.suffix == ".onnx":
-        from ternfed.edge.forms import PRODUCT_FROM
-        from ternfed.edge.graph import to_onnx
-
         least = sys.maxsize if exact else PRODUCT_FROM
         data = to_onnx(model, normalised=normalised, product_from=least).SerializeToString()
     else:
-        data = _tern(model, facts) if path.suffix == ".tern" else _safetensors(model, facts)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    os.replace(part, path)
+        data = _tern(model, facts) if path.suffix == ".tern" else save_tensors(model.weights, facts)
+    write_atomically(path, data, lasting=False)
     floats = sum(4 * tensor.numel() for tensor in model.weights.values())
     return Exported(path, len(data), floats, tuple(model.ternary), dict(model.kept_float), facts["digest"])
 
@@ -104,33 +102,19 @@ def inspect(path: str | Path) -> Inspection:
     if path.suffix == ".onnx":
         return _inspect_onnx(path, size)
     if path.suffix == ".tern":
-        from ternfed.wire import describe
-
         summary = describe(path)
         rows = tuple(
             Tensorline(row.name, row.shape, row.kind.value, round(row.bits * prod(row.shape) / 8))
             for row in summary.rows
         )
-        return Inspection(size, rows, parse_facts(summary.metadata))
+        return Inspection(size, rows, facts_of(summary.metadata))
     weights, facts = read_weights(path)
     return Inspection(size, tuple(_line(name, tensor) for name, tensor in weights.items()), facts)
 
 
 def _tern(model: Trained, facts: Mapping[str, Any]) -> bytes:
-    from ternfed.wire.tern import tern_bytes
-
     tensors: dict[str, Value] = {**model.weights, **model.ternary}
-    return tern_bytes(tensors, _metadata(facts))
-
-
-def _safetensors(model: Trained, facts: Mapping[str, Any]) -> bytes:
-    from safetensors.torch import save
-
-    return save({name: tensor.contiguous() for name, tensor in model.weights.items()}, _metadata(facts))
-
-
-def _metadata(facts: Mapping[str, Any]) -> dict[str, str]:
-    return {KEY: json.dumps(facts, sort_keys=True)}
+    return tern_bytes(tensors, metadata(facts))
 
 
 def _line(name: str, tensor: Tensor) -> Tensorline:
@@ -151,4 +135,4 @@ def _inspect_onnx(path: Path, size: int) -> Inspection:
         Tensorline(each.name, tuple(each.dims), onnx.TensorProto.DataType.Name(each.data_type).lower(), each.ByteSize())
         for each in proto.graph.initializer
     )
-    return Inspection(size, rows, parse_facts({each.key: each.value for each in proto.metadata_props}))
+    return Inspection(size, rows, facts_of({each.key: each.value for each in proto.metadata_props}))

@@ -1,10 +1,10 @@
 """How a ternary weight lies in an ONNX file, and the nodes that make it ready. Two forms:
 
-- **unpacked at load** (convolutions and small matrices): five trits a byte, 1.6 bits a weight. Two lookups turn them
-  into floats; their inputs are constant, so onnxruntime computes them once, when it opens the file, and runs the layer
-  at the speed of a float one. w_p ≠ w_n costs nothing.
-- **2-bit product** (large matrices): `MatMulNBits` of onnxruntime, four trits a byte, which multiplies from the packed
-  weights with activations rounded to int8. One scale fits its grid {-1, 0, 1} · s. Two need two products:
+- **unpacked at load** (convolutions and small matrices): five trits per byte, 1.6 bits per weight. Two lookups turn
+  them into floats; their inputs are constant, so onnxruntime computes them once, when it opens the file, and runs the
+  layer at the speed of a float one. w_p ≠ w_n costs nothing.
+- **2-bit product** (large matrices): `MatMulNBits` of onnxruntime, four trits per byte, which multiplies from the
+  packed weights with activations rounded to int8. One scale fits its grid {-1, 0, 1} · s. Two need two products:
   W = a·C + b·|C| with a = (w_p + w_n)/2, b = (w_p - w_n)/2; |C| is looked up from C at load, so the file holds C alone.
 """
 
@@ -49,7 +49,7 @@ class Piece:
 
 
 def unpacked(name: str, weight: Ternary, gain: Floats | None) -> Piece:
-    """Makes the tensor `name`: scale × code, times one gain an output channel."""
+    """Makes the tensor `name`: scale × code, times one gain per output channel."""
     codes = weight.codes.numpy()
     piece = Piece()
     packed = piece.constant(f"{name}/packed", pack_neighbours(codes.reshape(-1)))
@@ -67,7 +67,7 @@ def unpacked(name: str, weight: Ternary, gain: Floats | None) -> Piece:
 def unpack_function(opset: int) -> Any:
     """`Unpack(packed, levels, shape)` as an ONNX function that travels in the file: bytes to scale × code.
 
-    First 243 × 5 floats of this layer, then one row of them a byte: no tensor of indices as large as the weight.
+    First 243 × 5 floats of this layer, then one row of them per byte: no tensor of indices as large as the weight.
     """
     from onnx import TensorProto, helper, numpy_helper
 

@@ -1,12 +1,11 @@
 """A trained network as an ONNX model: traced with its ternary weights left open, BatchNorm folded, the trits put in.
 
 The exporter sees each ternary weight as an input of the graph. So it simplifies everything around them, and leaves the
-weights themselves alone; what it would fold into them becomes a gain an output channel.
+weights themselves alone; what it would fold into them becomes one gain per output channel.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,10 @@ from torch.func import functional_call
 
 from ternfed.data.images import normalise
 from ternfed.edge.forms import DOMAIN, PRODUCT_FROM, Floats, Piece, product, unpack_function, unpacked
-from ternfed.edge.trained import KEY, Inputs, ModelError, Trained, call, reason
+from ternfed.edge.inputs import Inputs, ModelError, call, reason
+from ternfed.edge.runtime import session
+from ternfed.edge.trained import Trained
+from ternfed.files import metadata
 from ternfed.quantize.ternary import Ternary
 
 INPUT, OUTPUT = "input", "logits"
@@ -52,7 +54,8 @@ def to_onnx(model: Trained, *, normalised: bool = True, product_from: int = PROD
             _prepend(graph, unpacked(name, weight, gain))
     _add_domains(proto)
     _tidy(proto, model.ternary)
-    proto.metadata_props.add(key=KEY, value=json.dumps(_facts(model, normalised, products), sort_keys=True))
+    for key, value in metadata(_facts(model, normalised, products)).items():
+        proto.metadata_props.add(key=key, value=value)
     _check(proto, model.inputs, normalised, wanted, ROUNDED if products else EXACT)
     return proto
 
@@ -162,7 +165,7 @@ def _quiet() -> Iterator[None]:
 def _fold_norms(graph: Any, ternary: Mapping[str, Ternary]) -> dict[str, Floats]:
     """Remove each BatchNorm behind a layer with a ternary weight: y = g·(W·x + b - μ) + β, g = γ / √(σ² + ε).
 
-    Returns g by the weight's name, one an output channel; the rest becomes the layer's bias.
+    Returns g by the weight's name, one per output channel; the rest becomes the layer's bias.
     """
     gains: dict[str, Floats] = {}
     for norm in [node for node in graph.node if node.op_type == "BatchNormalization"]:
@@ -298,8 +301,6 @@ def _facts(model: Trained, normalised: bool, products: list[str]) -> dict[str, A
 def _check(proto: Any, inputs: Inputs, normalised: bool, wanted: Mapping[int, Tensor], tolerance: float) -> None:
     """Run the file and compare with PyTorch's logits by batch: nothing is written that does not do what it should."""
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, NotImplemented, RuntimeException
-
-    from ternfed.edge.predict import session
 
     try:
         opened = session(proto.SerializeToString())

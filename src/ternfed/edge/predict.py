@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from ternfed.data.images import normalise
 from ternfed.data.sets import NAMES, load
 from ternfed.data.values import Samples
-from ternfed.edge.trained import KEY, Inputs, ModelError, check_task, from_file, parse_facts
+from ternfed.edge.inputs import Inputs, ModelError
+from ternfed.edge.runtime import session
+from ternfed.edge.trained import check_task, from_file
+from ternfed.files import facts_of
 from ternfed.task import CLASSIFICATION, Task
 
 Array = NDArray[Any]
@@ -61,18 +64,6 @@ class Prediction:
     """By the task's metric; None without labels."""
     milliseconds: float
     """Per sample."""
-
-
-def session(model: str | bytes, threads: int = 1) -> Any:
-    """An onnxruntime session on the CPU."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ModelError("onnxruntime is missing; install the extra: pip install 'ternfed[edge]'") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def open_model(
@@ -130,11 +121,9 @@ def predict(model: Predictor, samples: Array, labels: Array | None = None, *, ba
         raise ModelError(f"batch = {batch}: at least 1 is needed")
     samples = _fitting(samples, model.facts)
     if labels is not None and len(labels) != len(samples):
-        raise ModelError(f"{len(samples)} samples and {len(labels)} labels: one label a sample is needed")
+        raise ModelError(f"{len(samples)} samples and {len(labels)} labels: one label per sample is needed")
     if len(samples):
-        model.run(
-            np.ascontiguousarray(samples[:batch])
-        )  # the first call prepares buffers, and is not what a sample takes
+        model.run(np.ascontiguousarray(samples[:batch]))  # the first call prepares buffers and must not count
     for start in range(0, len(samples), batch):
         part = np.ascontiguousarray(samples[start : start + batch])
         before = time.perf_counter()
@@ -188,7 +177,7 @@ def _open_onnx(path: Path, threads: int, task: Task) -> Predictor:
         raise
     except Exception as error:  # onnxruntime's errors share no base class but this
         raise ModelError(f"{path}: onnxruntime cannot open it ({str(error).splitlines()[0]})") from error
-    facts = parse_facts({KEY: opened.get_modelmeta().custom_metadata_map.get(KEY, "{}")})
+    facts = facts_of(opened.get_modelmeta().custom_metadata_map)
     check_task(path, facts, task)
     name = opened.get_inputs()[0].name
     inside = facts.get("normalisation", "inside") == "inside"

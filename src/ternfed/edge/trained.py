@@ -13,52 +13,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ternfed.data.images import normalise
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet, Samples
+from ternfed.edge.inputs import Inputs, ModelError, call
 from ternfed.experiment.experiment import Experiment
+from ternfed.files import facts_of, load_tensors
 from ternfed.quantize.layers import NoTernaryLayersError, Quantizable, freeze, ternary_weights
 from ternfed.quantize.ternary import Ternary, recognise
 from ternfed.runs.folder import RunError, read_run
 from ternfed.task import CLASSIFICATION, Task
 from ternfed.wire import dense, load_tern
-
-KEY = "ternfed"
-"""The one metadata key of every file: JSON with sorted keys, so that the same model makes the same bytes."""
-
-
-class ModelError(ValueError):
-    """A model that cannot be exported, read or run; one sentence that says what and why."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """One sample as it comes, before normalisation."""
-
-    shape: tuple[int, ...]
-    dtype: Literal["uint8", "float32"] = "float32"
-    mean: tuple[float, ...] = (0.0,)
-    """Per channel or for all, of inputs scaled to [0, 1]."""
-    std: tuple[float, ...] = (1.0,)
-
-    @staticmethod
-    def of(data: DataSet) -> Inputs:
-        """Those of a data set."""
-        samples = data.train.inputs
-        dtype: Literal["uint8", "float32"] = "uint8" if samples.dtype == torch.uint8 else "float32"
-        return Inputs(tuple(samples.shape[1:]), dtype, data.mean, data.std)
-
-    @staticmethod
-    def from_table(table: Mapping[str, Any]) -> Inputs:
-        """Those that a file's metadata describes."""
-        shape, mean, std = (tuple(table[key]) for key in ("shape", "mean", "std"))
-        return Inputs(shape, table["dtype"], mean, std)
-
-    def example(self, batch: int) -> Tensor:
-        """So many samples of this kind, always the same ones: (batch, *shape)."""
-        generator = torch.Generator().manual_seed(batch)
-        values = torch.rand(batch, *self.shape, generator=generator)
-        return (255 * values).to(torch.uint8) if self.dtype == "uint8" else values
 
 
 @dataclass(frozen=True)
@@ -218,33 +182,6 @@ def open_trained(
     raise ModelError(f"{path}: a run folder, a .tern or a .safetensors file can be exported")
 
 
-def call(network: nn.Module, inputs: Inputs, batch: int) -> Any:
-    """What a network makes of so many example samples; `ModelError` names the layer in which it fails."""
-    inside: list[tuple[str, nn.Module]] = []
-    hooks = []
-    for name, module in network.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda m, _, name=name: inside.append((name, m))))
-        hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None))
-    try:
-        with torch.no_grad():
-            return network(normalise(inputs.example(batch), inputs.mean, inputs.std))
-    except Exception as error:  # a user's network may fail in any way
-        name, module = inside[-1] if inside else ("", network)
-        layer = f"layer {name} ({type(module).__name__})" if name else type(network).__name__
-        raise ModelError(f"{layer} fails on {batch} samples of shape {inputs.shape}: {reason(error)}") from error
-    finally:
-        for handle in hooks:
-            handle.remove()
-
-
-def reason(error: BaseException) -> str:
-    """The first line of the error that started it all, and its kind."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The dense tensors and the facts of a `.tern` or `.safetensors` file."""
     if path.suffix == ".safetensors":
@@ -252,16 +189,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
     tensors, metadata = load_tern(path)
-    return {name: dense(value) for name, value in tensors.items()}, parse_facts(metadata)
-
-
-def parse_facts(metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """The facts in a file's metadata; none where it was not written here."""
-    try:
-        facts = json.loads((metadata or {}).get(KEY, "{}"))
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
+    return {name: dense(value) for name, value in tensors.items()}, facts_of(metadata)
 
 
 def _candidates(network: nn.Module) -> dict[str, Tensor]:
@@ -277,7 +205,9 @@ def _outputs(network: nn.Module, inputs: Inputs) -> int:
     result = call(network, inputs, 2)
     if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:
         kind = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise ModelError(f"{type(network).__name__} returns {kind} for 2 samples; one row of logits a sample is needed")
+        raise ModelError(
+            f"{type(network).__name__} returns {kind} for 2 samples; one row of logits per sample is needed"
+        )
     return result.shape[1]
 
 
@@ -296,15 +226,11 @@ def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str)
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise RunError(f"{path}: there is no such file; has the run reached its first checkpoint?")
     try:
-        with safe_open(path, framework="pt") as stream:
-            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-            return tensors, parse_facts(stream.metadata())
-    except (SafetensorError, OSError) as error:
+        return load_tensors(path)
+    except (ValueError, OSError) as error:
         raise ModelError(f"{path}: is no safetensors file ({error})") from error
 
 

@@ -22,6 +22,7 @@ from ternfed.data.values import DataSet
 from ternfed.engines.simulate import play_round
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import Table
+from ternfed.files import json_page, read_json, write_atomically
 from ternfed.paper.numbers import ALGORITHMS
 from ternfed.paper.rows import Row
 from ternfed.round.exchange import receive, send
@@ -82,10 +83,7 @@ def one_thread() -> Iterator[None]:
 
 def read(folder: Path) -> Table | None:
     """An earlier measurement; None where there is none."""
-    try:
-        found = json.loads((folder / FILE).read_bytes())
-    except (OSError, ValueError):
-        return None
+    found = read_json(folder / FILE)
     return found if isinstance(found, dict) and {"seconds", "settings"} <= set(found) else None
 
 
@@ -105,9 +103,8 @@ def read_elapsed(file: Path, row: Row | None) -> Elapsed:
 def write(folder: Path, measured: Table) -> Path:
     """Keep a measurement."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{FILE}.part"
-    part.write_text(json.dumps(measured, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    return part.replace(folder / FILE)
+    write_atomically(folder / FILE, json_page(measured), lasting=False)
+    return folder / FILE
 
 
 def _sides(experiment: Experiment, data: DataSet, own: Tensor, device: str) -> dict[str, Callable[[], object]]:

@@ -1,8 +1,8 @@
-"""The run folder: what the experiment was, what came out of each round, what is needed to go on (docs/experiments.md).
+"""The run folder: the experiment, what came out of each round, what is needed to resume it (docs/experiments.md).
 
     config.toml         the experiment, every setting      state.safetensors   what the next round depends on
     environment.json    where it ran                       last.safetensors    the model after the last round
-    rounds.jsonl        one record a round                 best.safetensors    the model that judged best
+    rounds.jsonl        one record per round               best.safetensors    the model that judged best
     timing.jsonl        seconds of each round              summary.json        the result, when all rounds are done
     partition.json      classes that each client holds
 
@@ -13,31 +13,42 @@ brings the others to its round.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from ternfed.experiment.defaults import with_later
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.named import find_algorithm
 from ternfed.experiment.settings import Table, shown
+from ternfed.files import append_line, as_line, json_page, load_tensors, read_json, save_tensors, write_atomically
 from ternfed.runs.environment import environment
-from ternfed.runs.records import Round, as_line, best_round, read_rounds, read_timing, summarise, with_seconds
+from ternfed.runs.records import Round, best_round, read_rounds, read_timing, summarise, with_seconds
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system: two processes in one folder go unnoticed
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["MODEL", "Resumed", "Round", "Run", "RunError", "RunFolder", "Saved", "best_round", "read_run", "summarise"]
+__all__ = [
+    "MODEL",
+    "Resumed",
+    "Round",
+    "Run",
+    "RunError",
+    "RunFolder",
+    "RunNotWritten",
+    "Saved",
+    "best_round",
+    "read_run",
+    "summarise",
+]
 
 MODEL = "server/weights/"
 """Tensors of a state under this prefix are the model; `last` and `best` hold them without it."""
@@ -47,12 +58,16 @@ FILES = (
     "best.safetensors", "partition.json", "summary.json",
 )  # fmt: skip
 
-BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError)
+BROKEN = (OSError, ValueError, KeyError, TypeError)
 """What reading a damaged file may raise."""
 
 
 class RunError(ValueError):
     """A run folder that cannot be used; one sentence that says why and what to do."""
+
+
+class RunNotWritten(RunError, OSError):
+    """A run that cannot go on because a file cannot be written: a failure, not wrong input."""
 
 
 class Saved(NamedTuple):
@@ -64,7 +79,7 @@ class Saved(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """A run to go on with."""
+    """A run that is resumed."""
 
     folder: RunFolder
     experiment: Experiment
@@ -166,7 +181,7 @@ class RunFolder:
         # Tensors come back in their order too: whoever joins them end to end must not get another sequence.
         line, order = record.to_line().decode(), list(tensors)
         inside = {"facts": dict(facts), "is_best": is_best, "order": order, "record": line}
-        self._replace("state.safetensors", _pack(tensors, inside))
+        self._replace("state.safetensors", save_tensors(tensors, inside))
         saved = Saved(record.round, dict(tensors), {})
         self._replace("last.safetensors", _model(saved), lasting=False)  # else made again from the state
         if is_best:
@@ -178,7 +193,7 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The result, when all rounds are done."""
-        self._replace("summary.json", _page(summary))
+        self._replace("summary.json", json_page(summary))
 
     def close(self) -> None:
         """Let another process have the folder. The end of this one, however it comes, does the same."""
@@ -225,7 +240,7 @@ class RunFolder:
         if not file.exists():
             return None, None, False
         try:
-            tensors, inside = _unpack(file)
+            tensors, inside = load_tensors(file)
             record = Round.from_line(inside["record"].encode())
             ordered = {name: tensors[name] for name in inside["order"]}
             return Saved(record.round, ordered, inside["facts"]), record, inside["is_best"]
@@ -235,7 +250,7 @@ class RunFolder:
     def _repair(self, name: str, saved: Saved) -> None:
         """A model that a kill, or a power cut, kept from following the state."""
         try:
-            follows = _unpack(self.path / name)[1]["round"] == saved.round
+            follows = load_tensors(self.path / name)[1]["round"] == saved.round
         except BROKEN:
             follows = False
         if not follows:
@@ -243,9 +258,9 @@ class RunFolder:
 
     def _note_environment(self, device: str) -> None:
         """One entry, and one more for each resumption in another environment than the one before."""
-        known, now = _read_json(self.path / "environment.json") or [], environment(device)
+        known, now = read_json(self.path / "environment.json") or [], environment(device)
         if not known or known[-1] != now:
-            self._replace("environment.json", _page([*known, now]))
+            self._replace("environment.json", json_page([*known, now]))
 
     def _clear(self) -> None:
         try:
@@ -257,33 +272,24 @@ class RunFolder:
 
     def _replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
         """A file's new content, whole or not at all; `lasting`: a power cut leaves the old or the new one, too."""
-        part = self.path / f"{name}.part"
-        try:
-            with part.open("wb") as stream:
-                stream.write(data)
-                stream.flush()
-                if lasting:
-                    os.fsync(stream.fileno())
-            part.replace(self.path / name)
-        except OSError as error:
-            raise self._unwritable(name, error) from error
+        with self._writing(name):
+            write_atomically(self.path / name, data, lasting=lasting)
 
     def _append(self, name: str, line: bytes, *, lasting: bool = True) -> None:
-        try:
-            with (self.path / name).open("ab") as stream:
-                stream.write(line)
-                stream.flush()
-                if lasting:
-                    os.fsync(stream.fileno())
-        except OSError as error:
-            raise self._unwritable(name, error) from error
+        with self._writing(name):
+            append_line(self.path / name, line, lasting=lasting)
 
     def _truncate(self, name: str, size: int) -> None:
         if (self.path / name).exists():
             os.truncate(self.path / name, size)
 
-    def _unwritable(self, name: str, error: OSError) -> RunError:
-        return RunError(f"{self.path}: {name} cannot be written ({error.strerror}); see to it and go on by --resume")
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = f"{name} cannot be written ({error.strerror})"
+            raise RunNotWritten(f"{self.path}: {why}; see to it and go on by --resume") from error
 
 
 def fresh_folder(name: str, under: str | Path = "runs") -> Path:
@@ -300,10 +306,10 @@ def read_run(path: str | Path) -> Run:
     rounds, timing = read_rounds(path / "rounds.jsonl")[0], read_timing(path / "timing.jsonl")[0]
     return Run(
         settings=with_later(_read_config(path)),
-        environment=_read_json(path / "environment.json") or [],
+        environment=read_json(path / "environment.json") or [],
         rounds=with_seconds(rounds, timing),
-        summary=_read_json(path / "summary.json"),
-        partition=(_read_json(path / "partition.json") or {}).get("classes"),
+        summary=read_json(path / "summary.json"),
+        partition=(read_json(path / "partition.json") or {}).get("classes"),
     )
 
 
@@ -319,28 +325,9 @@ def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> N
             raise RunError(f"{key} = {shown(new)}: the run in {path} is past that, after round {done}")
 
 
-def _pack(tensors: Mapping[str, Tensor], inside: Mapping[str, Any]) -> bytes:
-    """Tensors and facts as safetensors: the same bytes for the same content."""
-    seen: set[int] = set()
-    separate: dict[str, Tensor] = {}
-    for name, tensor in sorted(tensors.items()):
-        tensor = tensor.detach().cpu().contiguous()
-        # safetensors refuses tensors that share memory.
-        separate[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
-        seen.add(tensor.untyped_storage().data_ptr())
-    # One key, because safetensors writes several in no fixed order.
-    return save(separate, {"ternfed": json.dumps(inside, sort_keys=True)})
-
-
-def _unpack(file: Path) -> tuple[dict[str, Tensor], Table]:
-    with safe_open(file, framework="pt") as stream:
-        inside: Table = json.loads(stream.metadata()["ternfed"])
-        return {name: stream.get_tensor(name) for name in stream.keys()}, inside  # noqa: SIM118
-
-
 def _model(saved: Saved) -> bytes:
     weights = {key.removeprefix(MODEL): tensor for key, tensor in saved.tensors.items() if key.startswith(MODEL)}
-    return _pack(weights, {"round": saved.round})
+    return save_tensors(weights, {"round": saved.round})
 
 
 def _read_config(path: Path) -> Table:
@@ -350,17 +337,6 @@ def _read_config(path: Path) -> Table:
         raise RunError(f"{path}: holds no run, config.toml cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise RunError(f"{path}: config.toml is damaged ({error})") from error
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _page(values: Any) -> bytes:
-    return json.dumps(values, ensure_ascii=False, indent=2, allow_nan=False).encode() + b"\n"
 
 
 def _lock(path: Path) -> int | None:

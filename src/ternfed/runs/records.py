@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from ternfed.algorithms.algorithm import Strategy
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import Table
+from ternfed.files import as_line, whole_lines
 from ternfed.task import ACCURACY, Measure
 
 
@@ -110,10 +111,6 @@ RESERVED = frozenset(
 """What the numbers of a record, of a summary or of an upload are called: no metric can have these names."""
 
 
-def as_line(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
 def read_rounds(path: Path, upto: int | None = None) -> tuple[list[Round], int]:
     """The records 1, 2, … of a `rounds.jsonl`, and the bytes they take.
 
@@ -121,7 +118,7 @@ def read_rounds(path: Path, upto: int | None = None) -> tuple[list[Round], int]:
     """
     rounds: list[Round] = []
     size = 0
-    for line in _lines(path):
+    for line in whole_lines(path):
         try:
             record = Round.from_line(line)
         except (ValueError, TypeError):
@@ -137,7 +134,7 @@ def read_timing(path: Path, upto: int | None = None) -> tuple[dict[int, dict[str
     """Seconds by phase of each round up to one, and the bytes that their lines take."""
     timing: dict[int, dict[str, float]] = {}
     size = 0
-    for line in _lines(path):
+    for line in whole_lines(path):
         try:
             values = json.loads(line)
             number, seconds = int(values["round"]), dict(values["seconds"])
@@ -202,12 +199,6 @@ def _mean_bits(rounds: Sequence[Round]) -> float | None:
     ]
     count = sum(number for _, number in uploads)
     return sum(bits * number for bits, number in uploads) / count if count else None
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """The whole lines of a file; none where there is no file."""
-    data = path.read_bytes() if path.exists() else b""
-    yield from (line for line in data.splitlines(keepends=True) if line.endswith(b"\n"))
 
 
 def _is_not_finite(value: Any) -> bool:

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("flwr")
 
 import torch
-from stock import run_app, stock_flower
 
 from ternfed.algorithms.algorithm import Network
+from ternfed.bench.stock_flower import run_app, stock_flower
 from ternfed.engines.flower.strategy import Carrier
 from ternfed.models import mlp
 from ternfed.quantize.layers import freeze, ternarize_

@@ -6,19 +6,15 @@ again, the client does so too, from where it stood before that round.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Weights
+from ternfed.files import load_tensors, save_tensors, write_atomically
 
 
 class Kept(NamedTuple):
@@ -43,7 +39,7 @@ class Store:
             if number < before:
                 try:
                     return _read(file)
-                except (OSError, SafetensorError, ValueError, KeyError):
+                except (OSError, ValueError, KeyError):
                     continue
         return None
 
@@ -54,8 +50,7 @@ class Store:
         tensors = {f"memory/{name}": tensor for name, tensor in kept.memory.items()}
         tensors |= {f"codes/{name}": tensor for name, tensor in (kept.codes or {}).items()}
         facts = {"round": kept.round, "codes": kept.codes is not None}
-        data = save(_separate(tensors), {"ternfed": json.dumps(facts)})
-        _replace(place / f"{kept.round}.safetensors", data)
+        write_atomically(place / f"{kept.round}.safetensors", save_tensors(tensors, facts))
         for number, file in self._files(run).items():
             if number not in (kept.round, start):
                 file.unlink()
@@ -69,26 +64,9 @@ class Store:
 
 
 def _read(file: Path) -> Kept:
-    with safe_open(file, framework="pt") as stream:
-        facts = json.loads(stream.metadata()["ternfed"])
-        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    tensors, facts = load_tensors(file)
     memory, codes = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in ("memory/", "codes/")
     )
     return Kept(facts["round"], memory, codes if facts["codes"] else None)
-
-
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors refuses tensors that share memory."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """A file's new content, whole or not at all, also through a power cut."""
-    part = file.with_suffix(".part")
-    with part.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(file)

@@ -1,8 +1,9 @@
 """One round of FedJAX's federated averaging each time a line arrives: the other end of `ternfed bench rounds`.
 
-Runs under a Python of its own (TERNFED_FEDJAX_PYTHON) that has fedjax 0.0.17, which needs jax and jaxlib 0.4.25,
-dm-haiku 0.0.12, optax 0.1.9, chex 0.1.85, scipy < 1.13 and numpy < 2. Prints `ready`, then the seconds of each round.
-FedJAX lets a batch run over the end of an epoch: 47 steps of 64 samples, where the others take 50 steps, some shorter.
+A script, run under a Python of its own (TERNFED_FEDJAX_PYTHON) that has fedjax 0.0.17, which needs jax and jaxlib
+0.4.25, dm-haiku 0.0.12, optax 0.1.9, chex 0.1.85, scipy < 1.13 and numpy < 2. Prints `ready`, then the seconds of each
+round. FedJAX lets a batch run over the end of an epoch: 47 steps of 64 samples, where the others take 50 steps, some
+shorter.
 """
 
 from __future__ import annotations
@@ -62,4 +63,5 @@ def main(clients: int, samples: int, epochs: int, batch: int, rate: float) -> No
 
 
 if __name__ == "__main__":
-    main(*(int(number) for number in sys.argv[1:5]), rate=float(sys.argv[5]))
+    count, own, repeats, size = (int(number) for number in sys.argv[1:5])
+    main(count, own, repeats, size, rate=float(sys.argv[5]))

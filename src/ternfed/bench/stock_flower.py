@@ -64,13 +64,14 @@ def run_app(app: Path, environment: dict[str, str], *settings: str, seconds: flo
     command += [word for setting in settings for word in ("-c", setting)]
     lines = []
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True
     ) as process:
         assert process.stdout is not None
         end = time.monotonic() + seconds
         for line in process.stdout:
-            lines.append((time.monotonic(), line.rstrip()))
-            if time.monotonic() > end or "Run finished" in line or "ServerApp failed" in line:
+            text = line.decode(errors="replace").rstrip()
+            lines.append((time.monotonic(), text))
+            if time.monotonic() > end or "Run finished" in text or "ServerApp failed" in text:
                 break
         processes.stop(process)
     return lines

@@ -1,41 +1,45 @@
 """Fuzz `decode`: mutated messages and files must be refused by name or give a valid message. Nothing else, ever.
 
-    python benchmarks/fuzz_wire.py --count 1000000 --seed 0
+    ternfed bench fuzz-wire --count 1000000 --seed 0
 
 Small messages of all codecs, with and without a reference, and .tern files, are damaged in one to six places: bits,
 bytes, varints, pieces cut out, doubled or taken from another message. In half of the messages the damage is done within
 a section and the lengths are put right again; nine in ten get a correct checksum, and a damaged .tern header the digest
 that goes with it: otherwise nothing behind those checks would be reached. On every `--sample`-th input the memory that
 Python and numpy allocate is measured as well, and the resident size of the process is compared at the end. A finding
-prints its seed and the bytes.
+names its seed and the bytes.
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import random
 import resource
 import struct
-import sys
 import time
 import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
 import torch
 
+from ternfed.bench.tables import markdown
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
     Message,
     Reference,
     Schema,
+    Value,
     WireError,
     decode,
     encode,
+    largest,
     read_header,
     reference_of,
     schema_of,
+    trits_of,
     varint,
 )
 from ternfed.wire.message import locate
@@ -45,6 +49,21 @@ Case = tuple[str, bytes, Schema | None, Reference | None]
 EDGES = [0, 1, 2, 3, 0x7F, 0x80, 0xF2, 0xF3, 0xFE, 0xFF]
 MOST_MEMORY = 200_000
 """Bytes for a message. The largest sample holds 2,000 trits and 2 kB of dense tensors; the rest is tracebacks."""
+
+
+class Finding(RuntimeError):
+    """An input that gave something else than a valid message or an error with a name."""
+
+
+@dataclass(frozen=True)
+class Fuzzed:
+    """How often each outcome occurred, the longest that one input took, and the most memory that one needed."""
+
+    seed: int
+    outcomes: Counter[str]
+    slowest: float
+    memory: Counter[str]
+    """Bytes by codec."""
 
 
 def ternary(rng: np.random.Generator, shape: tuple[int, ...], zeros: float) -> Ternary:
@@ -58,11 +77,11 @@ def samples() -> list[Case]:
     rng = np.random.default_rng(0)
     cases: list[Case] = []
     for shapes, zeros in (([(7, 9), (40,)], 0.3), ([(2000,)], 0.02), ([(30, 20), (0, 3), (1,)], 0.95), ([], 0.0)):
-        tensors: dict[str, torch.Tensor | Ternary] = {f"w{i}": ternary(rng, s, zeros) for i, s in enumerate(shapes)}
+        trits = {f"w{i}": ternary(rng, s, zeros) for i, s in enumerate(shapes)}
+        tensors: dict[str, Value] = {**trits}
         reference = {
             name: torch.where(torch.rand(value.codes.shape) < 0.1, -value.codes, value.codes)
-            for name, value in tensors.items()
-            if isinstance(value, Ternary)
+            for name, value in trits.items()
         }
         tensors |= {
             "bias": torch.from_numpy(rng.normal(0, 0.1, 300).astype(np.float32)),
@@ -153,19 +172,20 @@ def attempt(data: bytes, schema: Schema | None, reference: Reference | None) -> 
     if schema_of(message) != schema:
         raise AssertionError("a message that does not fit its schema")
     for value in message.tensors.values():
-        if isinstance(value, Ternary):
-            if value.codes.numel() and int(value.codes.abs().max()) > 1:
+        codes = trits_of(value)
+        if codes is not None:
+            if codes.numel() and int(codes.abs().max()) > 1:
                 raise AssertionError("a code outside -1, 0, +1")
-            if not all(0 <= float(scale) < float("inf") for scale in value[1:]):
+            if not 0 <= largest(value) < float("inf"):
                 raise AssertionError("an impossible scale")
     return "valid"
 
 
-def run(count: int, seed: int, sample: int) -> tuple[collections.Counter[str], float, collections.Counter[str]]:
-    """How often each outcome occurred, the longest time one input took, and the most memory one needed."""
+def run(count: int, seed: int = 0, sample: int = 50, tell: Callable[[str], None] | None = None) -> Fuzzed:
+    """Try `count` damaged inputs; Finding where one is neither refused by name nor valid, or needs too much memory."""
     cases, draw = samples(), random.Random(seed)
-    outcomes: collections.Counter[str] = collections.Counter()
-    most: collections.Counter[str] = collections.Counter()
+    outcomes: Counter[str] = Counter()
+    most: Counter[str] = Counter()
     slowest, began = 0.0, time.perf_counter()
     for number in range(count):
         kind, data, schema, reference = draw.choice(cases)
@@ -180,11 +200,13 @@ def run(count: int, seed: int, sample: int) -> tuple[collections.Counter[str], f
         if measured:
             tracemalloc.start()
         start = time.perf_counter()
+        where = f"seed {seed}, input {number}, {kind}"
         try:
             outcomes[attempt(data, schema, reference)] += 1
-        except BaseException:
-            print(f"finding: seed {seed}, input {number}, {kind}, {data.hex()}", file=sys.stderr)
+        except KeyboardInterrupt:
             raise
+        except BaseException as error:  # a panic in a library written in Rust is no Exception
+            raise Finding(f"{where}: {type(error).__name__}: {error}: {data.hex()}") from error
         slowest = max(slowest, time.perf_counter() - start)
         if measured:
             needed = tracemalloc.get_traced_memory()[1]
@@ -192,30 +214,30 @@ def run(count: int, seed: int, sample: int) -> tuple[collections.Counter[str], f
             # A .tern file of L bytes may hold 2^20 + 1024 L trits and dense bytes, each three times at most.
             allowed = MOST_MEMORY if kind != "tern" else 6 * (2**20 + 1024 * len(data))
             if needed > allowed:
-                raise AssertionError(f"{needed} bytes allocated for input {number} of seed {seed}: {data.hex()}")
+                raise Finding(f"{where}: {needed} bytes allocated: {data.hex()}")
             most[kind] = max(most[kind], needed)
-        if (number + 1) % 100_000 == 0:
+        if tell is not None and (number + 1) % 100_000 == 0:
             rate = (number + 1) / (time.perf_counter() - began)
-            print(f"{number + 1:,} inputs, {rate:,.0f} a second", file=sys.stderr, flush=True)
-    return outcomes, slowest, most
+            tell(f"{number + 1:,} inputs, {rate:,.0f} per second")
+    return Fuzzed(seed, outcomes, slowest, most)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1_000_000, help="inputs to try")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sample", type=int, default=50, help="measure the memory of one input in so many")
-    chosen = parser.parse_args()
+def run_long(count: int, seed: int, sample: int, tell: Callable[[str], None] | None = None) -> tuple[Fuzzed, int]:
+    """The same, and by how many bytes the process grew meanwhile."""
     torch.manual_seed(0)
-    run(2_000, chosen.seed + 1, 10)  # so that libraries have allocated what they keep
+    run(2_000, seed + 1, 10)  # so that libraries have allocated what they keep
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    outcomes, slowest, most = run(chosen.count, chosen.seed, chosen.sample)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"{chosen.count:,} mutated inputs, seed {chosen.seed}: no crash, no other exception")
-    print(f"slowest {slowest * 1e3:.1f} ms; most memory in bytes {dict(most)}; resident size grew by {grown:,} kB")
-    for name, times in outcomes.most_common():
-        print(f"  {name:20} {times:>9,}")
+    fuzzed = run(count, seed, sample, tell)
+    return fuzzed, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
-if __name__ == "__main__":
-    main()
+def table(fuzzed: Fuzzed, grown: int) -> str:
+    """What was found, and how often each outcome occurred."""
+    lines = [
+        f"{fuzzed.outcomes.total():,} mutated inputs, seed {fuzzed.seed}: no crash, no other exception; "
+        f"slowest {fuzzed.slowest * 1e3:.1f} ms; most memory in bytes {dict(fuzzed.memory)}; "
+        f"resident size grew by {grown // 1024:,} kB",
+        "",
+        markdown(("outcome", "inputs"), [(name, f"{times:,}") for name, times in fuzzed.outcomes.most_common()]),
+    ]
+    return "\n".join(lines)

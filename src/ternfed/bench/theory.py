@@ -1,7 +1,7 @@
-"""The paper's propositions on trained layers: prints the tables of docs/theory.md (`python benchmarks/theory.py`).
+"""The paper's propositions on trained layers: prints the tables of docs/theory.md (`ternfed bench theory`).
 
-The network is the MLP on scikit-learn's digits. tests/test_propositions.py checks the propositions where their
-assumptions hold; this script measures by how much they fail where training has been at work.
+The network is the MLP on scikit-learn's digits. tests/quantize/test_propositions.py checks the propositions where their
+assumptions hold; this measures by how much they fail where training has been at work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ternfed.bench.tables import markdown
 from ternfed.models import mlp
+from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import (
     TTQ,
     Quantizer,
@@ -128,7 +130,7 @@ def digits() -> tuple[Data, Data]:
 
 
 def split(labels: Tensor, classes: int, generator: torch.Generator) -> list[Tensor]:
-    """Indices of each client: IID with 10 classes, else shards of the sorted labels, `classes` of them a client."""
+    """Indices of each client: IID with 10 classes, else shards of the sorted labels, `classes` of them per client."""
     if classes == 10:
         return list(torch.randperm(len(labels), generator=generator).chunk(CLIENTS))
     shards = labels.argsort(stable=True).chunk(CLIENTS * classes)
@@ -202,26 +204,30 @@ def summary(values: Iterable[float]) -> str:
     return f"{mean(numbers):.3f} ± {stdev(numbers):.3f}" if len(numbers) > 1 else f"{numbers[0]:.3f}"
 
 
-def table(title: str, columns: Sequence[str], rows: Rows) -> None:
-    """One Markdown table: mean ± standard deviation over the seeds."""
-    print(f"\n### {title}\n\n| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
-    for name, measured in sorted(rows.items()):
-        print(f"| {name} | {' | '.join(summary(column) for column in zip(*measured, strict=True))} |")
-
-
 def names(kind: type[LayerFacts] | type[Divergence]) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+@dataclass(frozen=True)
+class Theory:
+    """Rows by name, one entry per seed: what `table` shows."""
+
+    accuracy: Rows
+    facts: Rows
+    factors: Rows
+    apart: Rows
+
+
+@one_thread()
+def run(seeds: Iterable[int] = SEEDS) -> Theory:
+    """Train centralized, with TTQ and federated from the same start, and measure every layer."""
     data, test = digits()
     epochs = ROUNDS * LOCAL_EPOCHS
     right: Rows = defaultdict(list)
     facts: Rows = defaultdict(list)
     factors: Rows = defaultdict(list)
     apart: Rows = defaultdict(list)
-    for seed in SEEDS:
+    for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         uniform = 2 * torch.rand(1_000_000, generator=generator, dtype=torch.float64) - 1
         facts["U(-1, 1), a million weights"].append(astuple(layer_facts(uniform)))
@@ -253,12 +259,25 @@ def main() -> None:
                 row = f"{name.removesuffix('.weight')}, N_c = {classes}"
                 apart[row].append(astuple(divergence(weight, central[name])))
                 apart[f"{row}, equal steps"].append(astuple(divergence(weight, brief[name])))
-    print(f"MLP 64-30-20-10 on digits, {len(SEEDS)} seeds, {epochs} epochs or {ROUNDS} rounds × {LOCAL_EPOCHS} epochs")
-    table("Accuracy on 360 test images", ["%"], right)
-    table("Propositions 1 and 2: one layer, Δ = 0.05", names(LayerFacts), facts)
-    table("The factors that TTQ trained", ["w_p", "w_n", "gap", "w_p* of θ", "w_n* of θ"], factors)
-    table("Proposition 3: divergence from the centralized model", names(Divergence), apart)
+    return Theory(right, facts, factors, apart)
 
 
-if __name__ == "__main__":
-    main()
+def table(theory: Theory) -> str:
+    """The tables of docs/theory.md: mean ± standard deviation over the seeds."""
+    epochs = ROUNDS * LOCAL_EPOCHS
+    seeds = len(next(iter(theory.accuracy.values())))
+    sections = [
+        ("Accuracy on 360 test images", ["%"], theory.accuracy),
+        ("Propositions 1 and 2: one layer, Δ = 0.05", names(LayerFacts), theory.facts),
+        ("The factors that TTQ trained", ["w_p", "w_n", "gap", "w_p* of θ", "w_n* of θ"], theory.factors),
+        ("Proposition 3: divergence from the centralized model", names(Divergence), theory.apart),
+    ]
+    head = f"MLP 64-30-20-10 on digits, {seeds} seeds, {epochs} epochs or {ROUNDS} rounds × {LOCAL_EPOCHS} epochs"
+    return "\n\n".join([head, *(f"### {title}\n\n{_section(columns, rows)}" for title, columns, rows in sections)])
+
+
+def _section(columns: Sequence[str], rows: Rows) -> str:
+    return markdown(
+        ("", *columns),
+        [(name, *(summary(column) for column in zip(*rows[name], strict=True))) for name in sorted(rows)],
+    )

@@ -1,7 +1,7 @@
 """A server and five clients on links as slow as the paper's, for real: network namespaces, `tc`, TLS.
 
-    sudo python benchmarks/slow_link.py                      # ResNet18*, FedAvg against T-FedAvg, 26.36 / 11.05 Mbit/s
-    sudo python benchmarks/slow_link.py --down 1 --up 1      # the same at 1 Mbit/s
+    sudo ternfed bench slow-link                      # ResNet18*, FedAvg against T-FedAvg, 26.36 / 11.05 Mbit/s
+    sudo ternfed bench slow-link --down 1 --up 1      # the same at 1 Mbit/s
 
 Each client has a namespace of its own and a link to the server that is shaped in both directions (token bucket). The
 data is random and of CIFAR-10's shape: what is measured is the way of the bytes, not what is learned. Seconds of
@@ -12,7 +12,6 @@ Needs Linux, root, iproute2 (`ip`, `tc`), and the extra [flower]; where namespac
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,18 +20,59 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ternfed.bench.tables import markdown
 from ternfed.data.images import Augment
 from ternfed.data.values import DataSet, Samples
 
 PORT = 8443
-HERE = Path(__file__).resolve().parent
+MODULE = "ternfed.bench.slow_link"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    down: float = 26.36
+    """Mbit/s from the server to each client."""
+    up: float = 11.05
+    """Mbit/s from each client to the server."""
+    clients: int = 5
+    rounds: int = 4
+    """The first is not counted."""
+    model: str = "resnet18"
+    limit: float = 1800.0
+    """Seconds for one federation."""
+    algorithms: tuple[str, ...] = ("fedavg", "tfedavg")
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """Medians of one algorithm's rounds: seconds of communication, and bytes of a client."""
+
+    algorithm: str
+    seconds: float
+    payload_down: float
+    payload_up: float
+    socket_down: float
+    socket_up: float
+
+
+def run(plan: Plan) -> Iterator[LinkCost]:
+    """Every algorithm, one after another."""
+    check_machine()
+    with tempfile.TemporaryDirectory(prefix="ternfed-slow-") as place:
+        for algorithm in plan.algorithms:
+            folder = Path(place) / algorithm
+            folder.mkdir()
+            with links(plan.clients, plan.down, plan.up) as addresses:
+                yield federate(algorithm, plan, folder, addresses)
 
 
 def random_images() -> DataSet:
@@ -48,12 +88,12 @@ def random_images() -> DataSet:
     return DataSet("random", train, test, 10, (0.5,) * 3, (0.25,) * 3, Augment(padding=4, flip=True))
 
 
-def experiment(algorithm: str, clients: int, rounds: int, model: str) -> str:
+def experiment(algorithm: str, plan: Plan) -> str:
     """The experiment as TOML."""
     extra = 'judging = "off"\nstatistics = "average"\n' if algorithm == "tfedavg" else ""
     return (
-        f'[data]\ndataset = "slow_link:random_images"\nhold_out = 0.05\n[model]\nname = "{model}"\n'
-        f"[federation]\nclients = {clients}\nparticipation = 1.0\nrounds = {rounds}\n"
+        f'[data]\ndataset = "{MODULE}:random_images"\nhold_out = 0.05\n[model]\nname = "{plan.model}"\n'
+        f"[federation]\nclients = {plan.clients}\nparticipation = 1.0\nrounds = {plan.rounds}\n"
         f'[training]\nepochs = 1\nbatch = 20\n[algorithm]\nname = "{algorithm}"\n{extra}'
     )
 
@@ -95,29 +135,27 @@ def links(clients: int, down: float, up: float) -> Iterator[list[str]]:
 
 
 def check_machine() -> None:
-    """Stop with one sentence where namespaces or shaping are not to be had."""
+    """RuntimeError where namespaces or shaping are not to be had."""
     for program in ("ip", "tc"):
         if shutil.which(program) is None:
-            raise SystemExit(f"{program} is missing: install iproute2")
+            raise RuntimeError(f"{program} is missing: install iproute2")
     try:
         with links(1, 10.0, 10.0):
             pass
     except subprocess.CalledProcessError as error:
-        raise SystemExit(
+        raise RuntimeError(
             f"this machine cannot make shaped namespaces ({error.stderr.strip()}); root is needed"
         ) from error
 
 
-def run(algorithm: str, options: argparse.Namespace, place: Path, addresses: list[str]) -> dict[str, float]:
+def federate(algorithm: str, plan: Plan, folder: Path, addresses: list[str]) -> LinkCost:
     """One federation; medians over its rounds but the first."""
-    folder = place / algorithm
-    folder.mkdir()
     file = folder / "experiment.toml"
-    file.write_text(experiment(algorithm, options.clients, options.rounds, options.model), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    file.write_text(experiment(algorithm, plan), encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ternfed = [sys.executable, "-m", "ternfed"]
     hosts = [word for address in addresses for word in ("--host", address)]
-    certs = [str(folder / "certs"), *hosts, "--clients", str(options.clients)]
+    certs = [str(folder / "certs"), *hosts, "--clients", str(plan.clients)]
     subprocess.run([*ternfed, "certs", "init", *certs], check=True, capture_output=True, env=environment)
     children: list[subprocess.Popen[bytes]] = []
 
@@ -136,21 +174,21 @@ def run(algorithm: str, options: argparse.Namespace, place: Path, addresses: lis
         for index, address in enumerate(addresses):
             start(
                 f"tf-{index}", f"client-{index}.log", "client", "--server", f"{address}:{PORT}",
-                "--certs", str(folder / "certs"), "--data-partition", f"{index}/{options.clients}",
-                "--allow", "slow_link", "--state", str(folder / f"state-{index}"),
+                "--certs", str(folder / "certs"), "--data-partition", f"{index}/{plan.clients}",
+                "--allow", MODULE, "--state", str(folder / f"state-{index}"),
             )  # fmt: skip
-        if server.wait(options.limit) != 0:
-            raise SystemExit((folder / "server.log").read_text(encoding="utf-8"))
+        if server.wait(plan.limit) != 0:
+            raise RuntimeError((folder / "server.log").read_text(encoding="utf-8"))
     finally:
         for child in children:
             if child.poll() is None:
                 os.killpg(child.pid, 15)
         for child in children:
             child.wait(20)
-    return figures(folder, options.clients)
+    return figures(algorithm, folder, plan.clients)
 
 
-def figures(folder: Path, clients: int) -> dict[str, float]:
+def figures(algorithm: str, folder: Path, clients: int) -> LinkCost:
     """What the run's own records say."""
     lines = (folder / "run" / "network" / "bytes.jsonl").read_text(encoding="utf-8").splitlines()
     rounds = [json.loads(line)["clients"].values() for line in lines]
@@ -164,38 +202,23 @@ def figures(folder: Path, clients: int) -> dict[str, float]:
     ]
     keys = ("payload_down", "payload_up", "socket_down", "socket_up")
     means = {key: statistics.median(statistics.mean(each[key] for each in own) for own in rounds[1:]) for key in keys}
-    return {"seconds": statistics.median(communication[1:]), **means}
+    return LinkCost(algorithm, statistics.median(communication[1:]), **means)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--down", type=float, default=26.36, help="Mbit/s from the server to each client")
-    parser.add_argument("--up", type=float, default=11.05, help="Mbit/s from each client to the server")
-    parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=4, help="the first is not counted")
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds for one federation")
-    parser.add_argument("--algorithms", nargs="+", default=["fedavg", "tfedavg"])
-    options = parser.parse_args()
-    check_machine()
-    results = {}
-    with tempfile.TemporaryDirectory(prefix="ternfed-slow-") as place:
-        for algorithm in options.algorithms:
-            with links(options.clients, options.down, options.up) as addresses:
-                start = time.monotonic()
-                results[algorithm] = run(algorithm, options, Path(place), addresses)
-                sys.stderr.write(f"{algorithm}: {time.monotonic() - start:.0f} s\n")
-    print(f"{options.model}, {options.clients} clients, {options.down:g} Mbit/s down, {options.up:g} Mbit/s up\n")
-    print("| algorithm | communication, s a round | payload down / up, kB | on the socket down / up, kB |")
-    print("|---|---|---|---|")
-    for algorithm, row in results.items():
-        payload = f"{row['payload_down'] / 1e3:.1f} / {row['payload_up'] / 1e3:.1f}"
-        wire = f"{row['socket_down'] / 1e3:.1f} / {row['socket_up'] / 1e3:.1f}"
-        print(f"| {algorithm} | {row['seconds']:.2f} | {payload} | {wire} |")
-    if len(results) > 1:
-        first, *_, last = results.values()
-        print(f"\nratio of communication seconds: {first['seconds'] / last['seconds']:.1f}")
-
-
-if __name__ == "__main__":
-    main()
+def table(plan: Plan, rows: Sequence[LinkCost]) -> str:
+    """The algorithms as a Markdown table, and how the first compares with the last."""
+    head = f"{plan.model}, {plan.clients} clients, {plan.down:g} Mbit/s down, {plan.up:g} Mbit/s up"
+    whole = markdown(
+        ("algorithm", "communication, seconds per round", "payload down / up, kB", "on the socket down / up, kB"),
+        [
+            (
+                row.algorithm,
+                f"{row.seconds:.2f}",
+                f"{row.payload_down / 1e3:.1f} / {row.payload_up / 1e3:.1f}",
+                f"{row.socket_down / 1e3:.1f} / {row.socket_up / 1e3:.1f}",
+            )
+            for row in rows
+        ],
+    )
+    ratio = f"\n\nratio of communication seconds: {rows[0].seconds / rows[-1].seconds:.1f}" if len(rows) > 1 else ""
+    return f"{head}\n\n{whole}{ratio}"

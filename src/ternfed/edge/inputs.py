@@ -1,0 +1,74 @@
+"""What goes into a model: one sample as it comes, and a network called with such samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ternfed.data.images import normalise
+from ternfed.data.values import DataSet
+
+
+class ModelError(ValueError):
+    """A model that cannot be exported, read or run; one sentence that says what and why."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One sample as it comes, before normalisation."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["uint8", "float32"] = "float32"
+    mean: tuple[float, ...] = (0.0,)
+    """Per channel or for all, of inputs scaled to [0, 1]."""
+    std: tuple[float, ...] = (1.0,)
+
+    @staticmethod
+    def of(data: DataSet) -> Inputs:
+        """Those of a data set."""
+        samples = data.train.inputs
+        dtype: Literal["uint8", "float32"] = "uint8" if samples.dtype == torch.uint8 else "float32"
+        return Inputs(tuple(samples.shape[1:]), dtype, data.mean, data.std)
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> Inputs:
+        """Those that a file's metadata describes."""
+        shape, mean, std = (tuple(table[key]) for key in ("shape", "mean", "std"))
+        return Inputs(shape, table["dtype"], mean, std)
+
+    def example(self, batch: int) -> Tensor:
+        """So many samples of this kind, always the same ones: (batch, *shape)."""
+        generator = torch.Generator().manual_seed(batch)
+        values = torch.rand(batch, *self.shape, generator=generator)
+        return (255 * values).to(torch.uint8) if self.dtype == "uint8" else values
+
+
+def call(network: nn.Module, inputs: Inputs, batch: int) -> Any:
+    """What a network makes of so many example samples; `ModelError` names the layer in which it fails."""
+    inside: list[tuple[str, nn.Module]] = []
+    hooks = []
+    for name, module in network.named_modules():
+        hooks.append(module.register_forward_pre_hook(lambda m, _, name=name: inside.append((name, m))))
+        hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None))
+    try:
+        with torch.no_grad():
+            return network(normalise(inputs.example(batch), inputs.mean, inputs.std))
+    except Exception as error:  # a user's network may fail in any way
+        name, module = inside[-1] if inside else ("", network)
+        layer = f"layer {name} ({type(module).__name__})" if name else type(network).__name__
+        raise ModelError(f"{layer} fails on {batch} samples of shape {inputs.shape}: {reason(error)}") from error
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def reason(error: BaseException) -> str:
+    """The first line of the error that started it all, and its kind."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

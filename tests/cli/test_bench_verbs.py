@@ -1,0 +1,57 @@
+"""`ternfed bench NAME`: tables in Markdown on standard output. What they measure is tested in the rooms."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ternfed.bench import slow_link
+from ternfed.bench.slow_link import LinkCost, Plan
+from ternfed.bench.tables import markdown
+from ternfed.cli.app import app
+from ternfed.data.sets import load
+from ternfed.experiment.experiment import Experiment
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+def test_a_table_is_markdown() -> None:
+    assert markdown(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_many_clients_shows_each_round_of_each_algorithm() -> None:
+    result = call("many-clients", "--clients", "100", "--rounds", "2")
+    assert result.exit_code == 0, result.output
+    names = [line.split("|")[1].strip() for line in result.stdout.splitlines()]
+    assert names == ["algorithm", "---", "fedavg", "fedavg", "tfedavg", "tfedavg"]
+
+
+def test_the_fuzzer_counts_every_input() -> None:
+    result = call("fuzz-wire", "--count", "300", "--seed", "5")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("300 mutated inputs, seed 5: no crash")
+    counts = [line.split("|")[2] for line in result.stdout.splitlines() if line.startswith("| ")][2:]
+    assert sum(int(count.replace(",", "")) for count in counts) == 300
+
+
+def test_a_row_that_is_none_is_wrong_input() -> None:
+    result = call("cmfl-threshold", "nope")
+    assert result.exit_code == 2
+    assert "no row has this name" in result.stderr
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "tfedavg"])
+def test_the_experiment_of_the_slow_links_is_one_that_clients_can_run(algorithm: str, tmp_path: Path) -> None:
+    experiment = Experiment.from_toml(slow_link.experiment(algorithm, Plan(rounds=7)))
+    assert experiment.federation.rounds == 7
+    data = load(experiment.data.dataset)
+    assert experiment.make_network(data).model(data.test.inputs.float()).shape == (20, 10)
+
+
+def test_slow_links_compare_the_first_algorithm_with_the_last() -> None:
+    rows = [LinkCost("fedavg", 5.0, 2e6, 2e6, 2.1e6, 2.1e6), LinkCost("tfedavg", 2.0, 25e3, 25e3, 32e3, 40e3)]
+    text = slow_link.table(Plan(), rows)
+    assert "| tfedavg | 2.00 | 25.0 / 25.0 | 32.0 / 40.0 |" in text
+    assert text.endswith("ratio of communication seconds: 2.5")
