@@ -1,5 +1,5 @@
 # Each target prepares what it needs: an own virtual environment in .venv, the package in it, then the work.
-# PYTHON picks the interpreter; PIP_FLAGS is passed to pip (an index of CPU-only PyTorch builds, say).
+# PYTHON picks the interpreter; PIP_FLAGS is passed to pip (an index of CPU-only PyTorch builds, for example).
 PYTHON ?= python3
 PIP_FLAGS ?=
 VENV := .venv

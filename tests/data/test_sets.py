@@ -327,7 +327,7 @@ def test_grey_images_get_their_channel_and_tensors_are_taken_as_well() -> None:
         ({"train_y": [0, 1]}, "one label an input"),
         ({"train_y": [0, 1, -1]}, "labels run from -1 to 1"),
         ({"train_y": [0, 1, 7], "classes": 5}, "with classes = 5 they must be 0 to 4"),
-        ({"train_y": [0.0, 1.0, 0.0]}, "one whole number a sample"),
+        ({"train_y": [0.0, 1.0, 0.0]}, "one whole number per sample"),
         ({"test_x": np.zeros((2, 5))}, "train_x is 4 float32 but test_x is 5 float32"),
         ({"train_x": np.full((3, 4), np.nan)}, "not finite"),
         ({"train_x": np.zeros((3, 32, 32, 3), dtype=np.uint8)}, "channels last"),

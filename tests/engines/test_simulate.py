@@ -156,7 +156,7 @@ class TestRecords:
             assert record.layer_bits is not None
             assert set(record.layer_bits) == {"linear2.weight", "linear3.weight"}
             mean = sum(record.layer_bits.values()) / 2  # of equal size
-            # The stream has one model for all layers, and says which: a few bytes of 4 kB of trits a layer.
+            # The stream has one model for all layers, and says which: a few bytes of 4 kB of trits per layer.
             assert mean <= (record.bits_per_weight_up or 0) <= mean + 0.03
 
     def test_the_baseline_sends_nothing(self, digits: DataSet) -> None:

@@ -167,7 +167,7 @@ def test_the_environment_tells_versions_and_no_places_or_names(
 
 def test_a_folder_that_holds_a_run_is_refused_with_the_way_to_resume(whole: Path) -> None:
     before = content(whole)
-    with pytest.raises(RunError, match=r"run: is not empty; go on with its run by --resume, or name another folder$"):
+    with pytest.raises(RunError, match=r"run: is not empty; resume its run by --resume, or name another folder$"):
         RunFolder.create(whole, EXPERIMENT)
     assert content(whole) == before
 
@@ -495,7 +495,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("training.rate=0.5", r"^training\.rate = 0\.5: the run in .* has 0\.1, and goes on only with that$"),
+        ("training.rate=0.5", r"^training\.rate = 0\.5: the run in .* has 0\.1, and is resumed only with that$"),
         ("seed=1", r"^seed = 1: the run in .* has 0, "),
         ("data.alpha=0.5", r'^data\.partition = "dirichlet": the run in .* has "iid", '),
         ("algorithm.dense=bfloat16", r'^algorithm\.dense = "bfloat16": the run in .* has "float32", '),

@@ -27,7 +27,7 @@ WRONG = {
     "scale that is no number": with_conv(CONV._replace(negative=torch.tensor(float("nan")))),
     "infinite scale": with_conv(CONV._replace(negative=torch.tensor(float("inf")))),
     "scale of float64": with_conv(CONV._replace(positive=torch.tensor(0.5, dtype=torch.float64))),
-    "scale a channel": with_conv(CONV._replace(positive=torch.ones(31))),
+    "scale per channel": with_conv(CONV._replace(positive=torch.ones(31))),
     "missing": Message({n: v for n, v in MESSAGE.tensors.items() if n != "conv.weight"}, MESSAGE.numbers),
 }
 

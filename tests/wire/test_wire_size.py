@@ -15,7 +15,7 @@ ZEROS = [0.002, 0.01, 0.03, 0.1, 0.33, 0.5, 0.7, 0.9, 0.99]
 
 
 def entropy(*groups):
-    """Bytes no order-0 code can go below, one model a group of trits."""
+    """Bytes no order-0 code can go below, one model per group of trits."""
     total = 0.0
     for codes in groups:
         counts = np.unique(codes, return_counts=True)[1]

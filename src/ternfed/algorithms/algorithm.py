@@ -203,6 +203,10 @@ class About:
     """Its name in tables and figures."""
     trains_ternary: bool = True
     """Whether which layers are ternary (`model.ternary`) makes a difference to it."""
+    sends_trits: bool = False
+    """Whether trits travel, so that bits per trit can be told."""
+    central: bool = False
+    """All data lies in one place and nothing travels: the baseline."""
     depends_on_rounds: Callable[[Any], str | None] = lambda settings: None
     """Of its settings: what depends on the number of rounds, such as "its broadcasts depend"; None: nothing does."""
 
@@ -234,7 +238,7 @@ class Algorithm:
     client_memory: type = Nothing
     """And that of what a client remembers between rounds, on its own disk when it is a machine of its own."""
     reference: Callable[[Message], Mapping[str, Tensor] | None] = lambda message: None
-    """The named tensors (trits, say) that a broadcast gives both sides, to code uploads and the next broadcast with."""
+    """The named tensors, such as trits, that a broadcast gives both sides to code uploads and the next broadcast with."""
     needs_held_out: bool = False
     """The server half judges models, or recomputes statistics, on data held out on the server."""
     central: bool = False

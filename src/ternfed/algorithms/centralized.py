@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ternfed.algorithms import fedavg
 from ternfed.algorithms.algorithm import About, Algorithm, Network, Training
 
-ABOUT = About("Centralized", trains_ternary=False)
+ABOUT = About("Centralized", trains_ternary=False, central=True)
 
 
 @dataclass(frozen=True)
@@ -21,4 +21,4 @@ class Settings:
 
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """FedAvg with one client that holds everything: averaging one model changes nothing."""
-    return replace(fedavg.algorithm(network, training, fedavg.Settings()), name="centralized", central=True)
+    return replace(fedavg.algorithm(network, training, fedavg.Settings()), name="centralized", central=ABOUT.central)

@@ -31,7 +31,7 @@ from ternfed.algorithms.algorithm import (
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Message, trits_of
 
-ABOUT = About("STC", trains_ternary=False)
+ABOUT = About("STC", trains_ternary=False, sends_trits=True)
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ class Settings:
 
 ABOUT = About(
     "T-FedAvg",
+    sends_trits=True,
     depends_on_rounds=lambda settings: "its broadcasts by algorithm.full_at depend" if settings.full_at else None,
 )
 

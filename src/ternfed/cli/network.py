@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOCAL = ("federation.participation=1.0", "federation.rounds=10")
 """What a local try without an experiment of its own differs in from the defaults of the digits."""
 
-GOES_ON = "a server goes on by --resume, a client by starting it again"
+GOES_ON = "a server is resumed by --resume, a client by starting it again"
 
 
 def add_to(app: typer.Typer) -> None:

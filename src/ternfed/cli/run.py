@@ -34,7 +34,7 @@ FLAGS = {
 }
 """Options of `run` and the settings they stand for."""
 
-GOES_ON = "a run with a folder goes on by --resume"
+GOES_ON = "a run with a folder is resumed by --resume"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -83,7 +83,7 @@ def run(
         from ternfed.runs.folder import fresh_folder
 
         if resume and out is None:
-            raise ValueError("--resume: --out names the run to go on with")
+            raise ValueError("--resume: --out names the run to resume")
         given = [f"{key}={flags[flag]}" for flag, key in FLAGS.items() if flags[flag] is not None]
         given += [f"seed={seed}"] if seed is not None else []
         experiment = Experiment.given(file, [*given, *(settings or [])], out if resume and seeds == 1 else None)

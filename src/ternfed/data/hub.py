@@ -83,7 +83,7 @@ def decode_splits(splits: Mapping[str, Any], image: str | None, label: str | Non
 
 
 def reachable() -> bool:
-    """Whether the hub answers within a few seconds: its own client goes on trying for half a minute a file."""
+    """Whether the hub answers within a few seconds: its own client goes on trying for half a minute per file."""
     from huggingface_hub import constants, get_session
 
     answered = threading.Event()

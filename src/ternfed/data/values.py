@@ -144,7 +144,7 @@ def _labels(values: Array, key: str, task: Task) -> Tensor:
         return torch.from_numpy(_writable(array)).to(task.targets)
     if array.dtype.kind not in "ui" or array.ndim != 1:
         raise ValueError(
-            f"{key} is {array.ndim}-dimensional of type {array.dtype}; one whole number a sample is needed"
+            f"{key} is {array.ndim}-dimensional of type {array.dtype}; one whole number per sample is needed"
         )
     return torch.from_numpy(_writable(array.astype(np.int64)))
 

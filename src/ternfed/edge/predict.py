@@ -32,7 +32,7 @@ class Predictor:
     """An opened model file."""
 
     run: Callable[[Array], Array]
-    """Samples as they come, (N, …), to outputs: logits (N, classes), say."""
+    """Samples as they come, (N, …), to outputs: logits (N, classes), for example."""
     facts: Mapping[str, Any]
     """What the file says about its model; empty for an ONNX file of another maker."""
     task: Task = CLASSIFICATION

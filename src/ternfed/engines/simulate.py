@@ -81,7 +81,7 @@ def record(federation: Federation, folder: RunFolder, saved: Saved | None = None
 def record_into(
     path: Path, federation: Federation, device: str, *, resume: bool = False, overwrite: bool = False
 ) -> tuple[RunFolder, list[Round], Iterator[Round]]:
-    """A run folder, begun or gone on with; the rounds it holds already, and those to come as they are recorded."""
+    """A run folder, begun or resumed; the rounds it holds already, and those to come as they are recorded."""
     experiment = federation.experiment
     if resume:
         folder, _, past, saved = RunFolder.resume(path, experiment, device=device)

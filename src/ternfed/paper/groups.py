@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ternfed.algorithms.algorithm import About
+from ternfed.experiment.named import about
 from ternfed.experiment.settings import Table, shown
 from ternfed.paper.elapsed import FILE, Elapsed, read_elapsed
 from ternfed.paper.rows import Row
@@ -24,9 +26,6 @@ NEEDED: Mapping[tuple[str, str], type] = {
     ("training", "epochs"): int, ("training", "rate"): float, ("training", "optimizer"): str,
 }  # fmt: skip
 """What tables read of the settings. A folder may come from anyone, so it is looked at before."""
-
-FLOATS = frozenset({"fedavg", "cmfl", "centralized"})
-"""Algorithms whose uploads have no trits."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,14 @@ class Group:
         return self.settings["federation"]["rounds"], self.settings["training"]["epochs"]
 
     @property
+    def _about(self) -> About:
+        """What its algorithm says about itself; nothing is known of a user's own, whose module is not imported here."""
+        return about(self.algorithm) or About(self.algorithm)
+
+    @property
     def central(self) -> bool:
         """Nothing travels."""
-        return self.algorithm == "centralized"
+        return self._about.central
 
     def setting(self, section: str, key: str) -> Any:
         return self.settings[section].get(key)
@@ -167,7 +171,8 @@ class Group:
 
     def bits_up(self) -> float | None:
         """Bits per ternary weight, over all uploads; None where floats travel."""
-        if self.algorithm in FLOATS:
+        by_layer = any(record.layer_bits for run in self.runs for record in run.rounds)
+        if not (self._about.sends_trits or by_layer):
             return None
         return self.ratio(lambda r: (r.bits_per_weight_up or 0.0) * _uploads(r), _uploads)
 
@@ -207,11 +212,20 @@ def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Col
     found: dict[str, list[tuple[Table, SeedRun]]] = {}
     for folder in folders.values():
         settings, run = _read(folder)
-        found.setdefault(json.dumps({**settings, "seed": None}, sort_keys=True), []).append((settings, run))
+        found.setdefault(_key(settings), []).append((settings, run))
     groups = [_group(runs, rows or {}) for runs in found.values()]
     kept = sum(len(group.runs) for group in groups)
     elapsed = tuple(read_elapsed(file, (rows or {}).get(file.parent.name)) for file in measured.values())
     return Collected(tuple(sorted(groups, key=_order)), elapsed, len(folders) - kept)
+
+
+def _key(settings: Table) -> str:
+    """What the runs of one group share: every setting that makes a difference, but for the seed."""
+    known = about(settings["algorithm"]["name"])
+    shared = {**settings, "seed": None}
+    if known is not None and not known.trains_ternary:
+        shared["model"] = {**settings["model"], "ternary": None}
+    return json.dumps(shared, sort_keys=True)
 
 
 def _read(folder: Path) -> tuple[Table, SeedRun]:

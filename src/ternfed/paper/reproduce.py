@@ -305,7 +305,7 @@ def _on_a_cpu(row: Row) -> str:
 def _check_same(folder: Path, own: Table, wanted: Experiment, instead: str = "move it away") -> None:
     try:
         differences = Experiment.from_table(own).differences(wanted)
-    except ExperimentError as error:  # a setting that was there in an earlier version, say
+    except ExperimentError as error:  # a setting that was there in an earlier version, for example
         raise RunError(f"{folder}: {error}; {instead} or name another folder by --out") from error
     for key, old, new in differences:
         raise RunError(

@@ -1,7 +1,7 @@
 """The quantizers of `ternary.py` for many layers at once, in a few kernels: what training uses.
 
-All layers lie end to end in one flat tensor, cut into segments: one a layer, or one a (client, layer) pair when the
-tensors carry a leading client dimension. A threshold or a factor is then one number a segment, spread over its
+All layers lie end to end in one flat tensor, cut into segments: one per layer, or one per (client, layer) pair when the
+tensors carry a leading client dimension. A threshold or a factor is then one number per segment, spread over its
 elements by an index. `quantize_all` is the differentiable form; `forward` and `backward` are its two halves, for
 training loops that write their own backward pass. Tests hold it to `ternary.quantize` to float64 rounding.
 """
@@ -249,7 +249,7 @@ class Segments:
         """The sum, mean or maximum (`amax`) of each segment, (s,)."""
         if self.even:
             return _along_rows(laid, how)
-        if laid.device.type == "cpu":  # where segment_reduce is several times slower than a reduction a layer
+        if laid.device.type == "cpu":  # where segment_reduce is several times slower than a reduction per layer
             parts = torch.split(laid.view(self.clients, -1), list(self.layers), dim=1)
             return torch.stack([_along_rows(part, how) for part in parts], dim=1).view(-1)
         if len(self.layers) <= 4 * self.piece:  # else what `members` spreads out would be longer than the weights
@@ -269,7 +269,7 @@ class Segments:
         return self.reduce(left * right, "sum")
 
     def spread(self, numbers: Tensor) -> Tensor:
-        """One number a segment, (s,), shaped so that each of its elements meets it."""
+        """One number per segment, (s,), shaped so that each of its elements meets it."""
         return numbers.view(-1, 1) if self.even else numbers.index_select(0, self.index)
 
 

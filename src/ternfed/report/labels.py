@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ternfed.experiment.named import about
 from ternfed.experiment.settings import Table, shown
 from ternfed.paper.groups import Group
 
@@ -14,8 +15,8 @@ LONGEST = 32
 
 def algorithm_label(name: str) -> str:
     """What a table calls an algorithm."""
-    known = {"centralized": "Centralized", "fedavg": "FedAvg", "cmfl": "CMFL", "stc": "STC", "tfedavg": "T-FedAvg"}
-    return known.get(name) or _own(name)
+    known = about(name)
+    return _own(name) if known is None else known.label
 
 
 def dataset_label(name: str) -> str:

@@ -23,7 +23,7 @@ class Traffic:
     trits: int = 0
     """So many of them."""
     entropies: dict[str, float] = field(default_factory=dict)
-    """Of each ternary layer, summed over the uploads: bits a weight."""
+    """Of each ternary layer, summed over the uploads: bits per weight."""
 
     def add_download(self, data: bytes) -> None:
         self.down += len(data)

@@ -129,7 +129,7 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"{path}: is no folder to write a run to ({error.strerror}); name another") from error
         if here and not overwrite:
-            go_on = "go on with its run by --resume, or " if "config.toml" in here else ""
+            go_on = "resume its run by --resume, or " if "config.toml" in here else ""
             raise RunError(f"{path}: is not empty; {go_on}name another folder")
         # State, last and best, and one of them twice while it is replaced. A record is under a kilobyte.
         needed = 4 * checkpoint_bytes + 1024 * experiment.federation.rounds + 2**20
@@ -316,7 +316,7 @@ def read_run(path: str | Path) -> Run:
 def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> None:
     for key, old, new in own.differences(wanted):
         if key != "federation.rounds":
-            raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and goes on only with that")
+            raise RunError(f"{key} = {shown(new)}: the run in {path} has {shown(old)}, and is resumed only with that")
         about = find_algorithm(own.algorithm.name).about
         for what in (own.training.schedule.depends_on_rounds, about.depends_on_rounds(own.algorithm.settings)):
             if what is not None:

@@ -50,7 +50,7 @@ class Round:
     zeros: float | None = None
     """Share of the broadcast's trits that are 0."""
     layer_bits: Mapping[str, float] | None = None
-    """Of each ternary layer in the uploads: the entropy of its trits given the broadcast's, in bits a weight."""
+    """Of each ternary layer in the uploads: the entropy of its trits given the broadcast's, in bits per weight."""
     metric: str = ACCURACY.measure.name
     """What the score is: its key in a line of JSON."""
     higher_is_better: bool = ACCURACY.measure.higher_is_better

@@ -286,7 +286,7 @@ class _Slot:
         count, split = len(weights), self.layout.kept.size
         others = self.others
         # One tensor is the leaf of all layers that compute in `precision`: rounding them, and collecting their
-        # gradients, takes one kernel instead of one a layer.
+        # gradients, takes one kernel instead of one per layer.
         leaf = torch.empty(self.layout.computing.size, dtype=self.dtype, device=weights.device)
         leaf[:count], leaf[count:] = weights, others[split:]
         kept = others.detach()[:split]

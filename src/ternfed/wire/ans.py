@@ -1,6 +1,6 @@
 """Codec `ans`: symbols of five trits through `constriction`'s asymmetric numeral system, at the entropy of the trits.
 
-Trits are put into groups and each group gets its own order-0 model: one group a message, or one a tensor; with a
+Trits are put into groups and each group gets its own order-0 model: one group per message, or one per tensor; with a
 reference each of them falls into three, by the reference's trit at the same place. A model is two counts on the wire.
 Both sides compute the 243 frequencies from them in whole numbers, so no rounding of floats can part them.
 """
@@ -88,7 +88,7 @@ def entropy_bits(counts: NDArray[np.int64]) -> float:
 
 
 def _bytes(counts: NDArray[np.int64]) -> float:
-    """Size with one model a row: the entropy, the rows' varints, the grouping byte and half a word."""
+    """Size with one model per row: the entropy, the rows' varints, the grouping byte and half a word."""
     used = counts[counts.sum(axis=1) > 0][:, [0, 2]]
     varints = np.maximum(1, np.ceil(np.log2(used + 1.0) / 7)).sum()
     return entropy_bits(counts) / 8 + float(varints) + 3

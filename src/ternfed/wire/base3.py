@@ -1,4 +1,4 @@
-"""Codec `base3`: five trits a byte, whatever they are. 1.6 bits a weight, at memory speed, and never a reference."""
+"""Codec `base3`: five trits per byte, whatever they are. 1.6 bits per weight, at memory speed, never a reference."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ternfed.wire.trits import SPAN, VALUES, Codes, count, pack
 
 _MOST_KEPT = 1 << 23
-"""References beyond this many trits look for the places of a value each time: 8 bytes a trit would be too many."""
+"""References beyond this many trits look for the places of a value each time: 8 bytes per trit would be too many."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ class Reference:
 
     tensors: Mapping[str, Tensor]
     keep: bool = True
-    """False saves 8 bytes a trit where it serves for one message."""
+    """False saves 8 bytes per trit where it serves for one message."""
     _made: dict[tuple[str, Slots], Held | None] = field(default_factory=dict, init=False, repr=False)
 
     def held(self, form: Form[Any, Any], slots: Slots) -> Any:

@@ -94,7 +94,7 @@ def _encode(slots: Slots, values: Sequence[Ternary], held: HeldTrits | None, opt
 
 
 def _front(slots: Slots, flags: int) -> int:
-    """Four bytes a scale."""
+    """Four bytes per scale."""
     return 4 * len(slots) * (1 if flags & ONE_FACTOR else 2)
 
 

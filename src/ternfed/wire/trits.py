@@ -46,7 +46,7 @@ def digits() -> Bytes:
 
 
 def pack(codes: Codes, pad: int = 0) -> Bytes:
-    """Five trits a byte, planar in blocks; the last block is filled up with `pad`."""
+    """Five trits per byte, planar in blocks; the last block is filled up with `pad`."""
     out = np.empty(symbols(len(codes)), np.int8)
     for at in range(0, len(codes), SPAN):
         part = codes[at : at + SPAN]
@@ -82,7 +82,7 @@ def unpack_block(data: Bytes, out: Codes, pad: int = 0) -> None:
 
 
 def pack_neighbours(codes: Codes, reference: Codes | None = None) -> Bytes:
-    """Five neighbouring trits a byte, of the codes or of their difference from a reference mod 3."""
+    """Five neighbouring trits per byte, of the codes or of their difference from a reference mod 3."""
     out = np.zeros(symbols(len(codes)), np.int8)
     for at in range(0, len(codes), SPAN):
         part = codes[at : at + SPAN]

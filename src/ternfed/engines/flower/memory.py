@@ -1,6 +1,6 @@
 """What a client must not forget, on its own disk: its algorithm's memory, and the trits of the broadcast it holds.
 
-One file a round, the last two of a run: when a server that was killed goes on from its checkpoint and plays a round
+One file per round, the last two of a run: when a server that was killed goes on from its checkpoint and plays a round
 again, the client does so too, from where it stood before that round.
 """
 

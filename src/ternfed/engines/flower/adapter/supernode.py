@@ -49,7 +49,7 @@ def read_exit(error: SystemExit) -> Ended:
     from flwr.supercore.exit import ExitCode
 
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "flwr_exit"]
-    if not frames:  # its options, say
+    if not frames:  # its options, for example
         return Ended(End.FAILED, f"it ended with status {error.code}")
     code, message = (frames[-1].f_locals.get(name) for name in ("code", "message"))
     if code in (ExitCode.GRACEFUL_EXIT_SIGINT, ExitCode.GRACEFUL_EXIT_SIGQUIT, ExitCode.GRACEFUL_EXIT_SIGTERM):
