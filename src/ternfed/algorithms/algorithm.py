@@ -238,7 +238,7 @@ class Algorithm:
     client_memory: type = Nothing
     """And that of what a client remembers between rounds, on its own disk when it is a machine of its own."""
     reference: Callable[[Message], Mapping[str, Tensor] | None] = lambda message: None
-    """The named tensors, such as trits, that a broadcast gives both sides to code uploads and the next broadcast with."""
+    """The named tensors, such as trits, that a broadcast gives both sides to code uploads and the next one with."""
     needs_held_out: bool = False
     """The server half judges models, or recomputes statistics, on data held out on the server."""
     central: bool = False
