@@ -1,0 +1,69 @@
+"""Tensors on a grid: whole numbers times a power of two, one step per tensor or one per row.
+
+What is not ternary travels like this (biases, BatchNorm, the outer layers). A step is a power of two, so scaling by it
+is exact on every machine, and the difference between a value and any older value of it is a whole number of steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ternfed.quantize.ternary import check_finite
+
+LOWEST, HIGHEST = -126, 100
+"""The exponents that a step may have: 2^-126 is float32's smallest normal number."""
+LARGEST = 2**24
+"""No code is larger: every multiple of a step up to here is a float32."""
+
+
+class Grid(NamedTuple):
+    """θ = codes · 2^exponent. A tuple of tensors, as `Ternary` is."""
+
+    codes: Tensor
+    """int32, the shape of the tensor."""
+    exponents: Tensor
+    """int16: one number, or one for each row of the first dimension."""
+
+    def dense(self) -> Tensor:
+        """The numbers themselves, float32."""
+        return torch.ldexp(self.codes.float(), _along(self.exponents.int(), self.codes.dim()))
+
+
+def exponents_for(largest: Tensor, bits: int) -> Tensor:
+    """The smallest steps with which changes of this size have codes of so many bits: ±(2^(bits-1) - 1) of them.
+
+    `largest` is max|change|, of a tensor or of each row; a change of nothing gets the finest step.
+    """
+    top = 2 ** (bits - 1) - 1
+    if top < 1:
+        raise ValueError(f"bits = {bits}: at least 2 are needed")
+    check_finite(largest, "a change")
+    mantissa, exponent = torch.frexp(largest.float() / top)  # largest / top = mantissa · 2^exponent, mantissa in [½, 1)
+    exact = exponent - (mantissa == 0.5).int()
+    return torch.where(largest > 0, exact, LOWEST).clamp(LOWEST, HIGHEST).to(torch.int16)
+
+
+def on_grid(value: Tensor, exponents: Tensor, source: torch.Generator | None = None) -> Grid:
+    """The value rounded to the grid: to nearest, or with a `source` at random so that the mean is the value."""
+    check_finite(value, "a tensor")
+    steps = torch.ldexp(value.double(), -_along(exponents.int(), value.dim()))
+    if source is None:
+        codes = steps.round()
+    else:
+        noise = torch.rand(steps.shape, generator=source, dtype=torch.float64)
+        codes = torch.floor(steps + noise.to(steps.device))
+    return Grid(codes.clamp(-LARGEST, LARGEST).to(torch.int32), exponents.to(torch.int16))
+
+
+def nearest_codes(held: Tensor, exponents: Tensor) -> Tensor:
+    """The codes nearest to what a receiver holds already, int32: what a value on this grid is coded given."""
+    steps = torch.ldexp(held.double(), -_along(exponents.int(), held.dim()))
+    return steps.nan_to_num(0.0, 0.0, 0.0).round().clamp(-LARGEST, LARGEST).to(torch.int32)
+
+
+def _along(exponents: Tensor, dimensions: int) -> Tensor:
+    """One exponent as it is; one per row shaped so that each row meets its own."""
+    return exponents if exponents.dim() == 0 else exponents.view(-1, *[1] * (dimensions - 1))
