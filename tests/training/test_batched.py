@@ -148,6 +148,8 @@ def test_every_setting_of_ternary_training_is_obeyed(optimizer: str) -> None:
         {"clip": 0.2},
         {"plain_epochs": 2},
         {"latent_rate": 3.0},
+        {"latent_optimizer": Adam(), "latent_rate": 0.02},
+        {"latent_optimizer": Sgd(momentum=0.5), "latent_rate": 0.02, "decay": 0.5},
         {"factor_rate": 0.1},
         {"frozen": first},
         {"frozen": first[:1]},
@@ -191,7 +193,9 @@ def test_clients_may_differ_in_rate_and_in_epochs() -> None:
     network = network_of(small_mlp)
     training = Training(epochs=3, batch=8)
     works = works_of(network, training)
-    works = [replace(work, rate=0.1 * (1 + k % 2), order=work.order[: 3 - k % 3]) for k, work in enumerate(works)]
+    works = [
+        replace(work, rates=(0.1 * (1 + k % 2),) * 3, order=work.order[: 3 - k % 3]) for k, work in enumerate(works)
+    ]
     check(network, training, works)
 
 

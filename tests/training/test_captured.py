@@ -88,7 +88,7 @@ def works_of(network: Network, training: Training, feed: TrainingData, sizes: li
         indices = torch.arange(first, first + size) % len(feed.samples)
         local = local_of(network, training, client)
         work = Work.draw(local, indices, training, feed.augment, seed=3, round=2, client=client)
-        works.append(replace(work, rate=training.rate * (1 + client)))
+        works.append(replace(work, rates=replace(training, rate=training.rate * (1 + client)).rates))
         first += size
     return works
 
@@ -122,6 +122,7 @@ OPTIMIZERS = {
     "sgd": {"optimizer": Sgd(), "rate": 0.05},
     "momentum": {"optimizer": Sgd(momentum=0.9), "rate": 0.02, "weight_decay": 0.01},
     "adam": {"optimizer": Adam(), "rate": 0.003, "weight_decay": 0.01},
+    "own for latents": {"optimizer": Sgd(), "rate": 0.05, "latent_optimizer": Adam(), "latent_rate": 0.01},
 }
 
 
@@ -265,7 +266,7 @@ def test_graphs_agree_with_one_step_after_another_to_float64_rounding(algorithm:
     # A GPU's fused optimizers read their rates as float32: powers of two are the same in both.
     exact = {"rate": 2.0**-7, "latent_rate": 2.0, "factor_rate": 0.25}
     training = training_of(network, algorithm, optimizer, **exact, epochs=4)
-    works = [replace(work, rate=training.rate) for work in works_of(network, training, here, [45, 45, 43])]
+    works = [replace(work, rates=training.rates) for work in works_of(network, training, here, [45, 45, 43])]
     for outcome, work in zip(train_captured(network, training, there, works), works, strict=True):
         assert_same(outcome, train_one(network, training, here, work), rtol=1e-9, atol=1e-10)
 

@@ -9,7 +9,7 @@ A round, whoever carries the bytes (`round/exchange.py` walks it):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -124,8 +124,11 @@ class Training:
     quantizer: Quantizer | None = None
     """Of the layers that have factors or latent weights; None trains plain weights."""
     ternary: tuple[str, ...] = ()
+    latent_optimizer: Optimizer | None = None
+    """Latent weights have an optimizer of their own; None: they share the others'."""
     latent_rate: float = 1.0
-    """Latent weights learn at so many times the rate."""
+    """With an optimizer of their own, the rate of the latent weights in the first round: it falls as the others' does.
+    Else they learn at so many times the others' rate."""
     factor_rate: float = 1.0
     clip: float | None = None
     """Latent weights are clipped to [-clip, clip] after each step."""
@@ -137,6 +140,23 @@ class Training:
     """`bfloat16`: linear and convolutional layers compute in it; weights, optimizer and BatchNorm do not."""
     correct: Correct | None = None
     """What is done to the gradient of each local step, before the optimizer sees it."""
+    decay: float = 1.0
+    """What is left of the first round's rate."""
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """Of ordinary weights, of latent weights and of factors, in this round."""
+        latents = self.rate * self.latent_rate if self.latent_optimizer is None else self.latent_rate * self.decay
+        return self.rate, latents, self.rate * self.factor_rate
+
+    def share_out(self, groups: Sequence[dict[str, Any]]) -> list[tuple[Optimizer, list[dict[str, Any]]]]:
+        """Groups of ordinary weights, latent weights and factors, with the optimizer of each; empty ones left out."""
+        others, latents, factors = ([group] if group["params"] else [] for group in groups)
+        if self.latent_optimizer is None:
+            shared = [(self.optimizer, [*others, *latents, *factors])]
+        else:
+            shared = [(self.optimizer, [*others, *factors]), (self.latent_optimizer, latents)]
+        return [(optimizer, own) for optimizer, own in shared if own]
 
 
 class Strategy(StrEnum):

@@ -59,7 +59,8 @@ class Site:
 
     def training(self, round: int) -> Training:
         """How it trains in a round."""
-        return replace(self.algorithm.training, rate=self.experiment.rate_at(round))
+        rate = self.experiment.rate_at(round)
+        return replace(self.algorithm.training, rate=rate, decay=rate / self.experiment.rate_at(1))
 
     @cached_property
     def trainer(self) -> Trainer:

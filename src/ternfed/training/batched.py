@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ternfed.algorithms.algorithm import Local, Network, Training, Weights
-from ternfed.algorithms.optimizers import Adam
+from ternfed.algorithms.optimizers import Adam, Optimizer
 from ternfed.data.values import Samples
 from ternfed.models import Flatten
 from ternfed.quantize import fused
@@ -127,17 +127,17 @@ def train_batched(network: Network, training: Training, feed: TrainingData, work
 
 def _clients_at_once(work: Work, training: Training, samples: Samples) -> int:
     """So many that the inputs, weights and optimizer states of one step stay within the working set."""
-    copies = 1 + training.optimizer.moments
+    copies = 1 + max(training.optimizer.moments, 0 if (own := training.latent_optimizer) is None else own.moments)
     numbers = training.batch * samples.inputs.shape[1] + copies * sum(t.numel() for t in work.local.weights.values())
     room = WORKING_SET.get(samples.inputs.device.type, WORKING_SET["cuda"])
     return max(1, room // (numbers * samples.inputs.element_size()))
 
 
 def _chunks(window: list[Work], most: int) -> Iterator[list[int]]:
-    """Positions in the window of clients to train together: alike in rate and epochs, most samples first."""
+    """Positions in the window of clients to train together: alike in rates and epochs, most samples first."""
 
-    def kind(k: int) -> tuple[float, int]:
-        return window[k].rate, len(window[k].order)
+    def kind(k: int) -> tuple[tuple[float, ...], int]:
+        return window[k].rates, len(window[k].order)
 
     ordered = sorted(range(len(window)), key=lambda k: (*kind(k), -window[k].order.shape[1]))
     for _, group in groupby(ordered, key=kind):
@@ -147,7 +147,7 @@ def _chunks(window: list[Work], most: int) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works: Sequence[Work]) -> list[Trained]:
-    """All local steps of clients with one rate and one number of epochs, the largest client first."""
+    """All local steps of clients with the same rates and number of epochs, the largest client first."""
     clients = [work.local for work in works]
     device = samples.inputs.device
     weights = {name: torch.stack([local.weights[name] for local in clients]).to(device) for name in clients[0].weights}
@@ -156,7 +156,7 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
     quantized = training.quantizer if latents else None
     thresholds = _thresholds(quantized, works, next(iter(weights.values())))
     plain_scales = _plain_scales(training, clients, next(iter(weights.values())))
-    trained, scales = _leaves(training, weights, factors, works[0].rate)
+    trained, scales = _leaves(training, weights, factors, works[0].rates)
     lowest = next(i for i, layer in enumerate(chain) if layer.weight in trained or layer.bias in trained)
     room = samples.inputs.new_empty(len(works) * training.batch, samples.inputs.shape[1])
     losses = torch.zeros(len(works), dtype=torch.float64, device=room.device)
@@ -198,9 +198,9 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
             passed, summed = fused.backward(trace, [_part(gradient, *ternary) for gradient in whole])
             gradients |= {name: _after(g, new) for name, g, new in zip(latents, whole, passed, strict=True)}
             for leaf, gradient in zip(scales.values(), summed, strict=True):
-                leaf.move(ternary, gradient, training, step.quantized)
+                leaf.move(ternary, gradient, step.quantized)
         for name, leaf in trained.items():
-            leaf.move((0, step.active), gradients[name], training, step.number)
+            leaf.move((0, step.active), gradients[name], step.number)
         if training.clip is not None:
             for latent in latents.values():
                 latent[: step.active].clamp_(-training.clip, training.clip)
@@ -370,19 +370,20 @@ class _Leaf:
 
     value: Tensor
     """(clients, …)"""
+    optimizer: Optimizer
     rate: float
     decay: float
     moments: tuple[Tensor, ...]
     """Shaped like the value: none, the momentum, or Adam's two."""
 
-    def move(self, clients: tuple[int, int], gradient: Gradient, training: Training, count: Count) -> None:
+    def move(self, clients: tuple[int, int], gradient: Gradient, count: Count) -> None:
         """The optimizer's step of clients from one to another, the `count`-th one of this tensor."""
         value, *moments = (_part(tensor, *clients) for tensor in (self.value, *self.moments))
-        if isinstance(training.optimizer, Adam):
+        if isinstance(self.optimizer, Adam):
             first, second = moments
             _adam(value, first, second, _product(gradient), self.rate, self.decay, count)
         elif moments:
-            _accumulate(moments[0], gradient, training.optimizer.momentum, 1.0)
+            _accumulate(moments[0], gradient, self.optimizer.momentum, 1.0)
             if self.decay:
                 moments[0].add_(value, alpha=self.decay)
             value.add_(moments[0], alpha=-self.rate)
@@ -391,23 +392,24 @@ class _Leaf:
 
 
 def _leaves(
-    training: Training, weights: Weights, factors: Weights, rate: float
+    training: Training, weights: Weights, factors: Weights, rates: tuple[float, float, float]
 ) -> tuple[dict[str, _Leaf], dict[str, _Leaf]]:
-    """The trained weights and the trained factors, with the rates of `training.make_optimizer`."""
-    kept = training.optimizer.moments
+    """The trained weights and the trained factors, with the optimizers and rates of `plain.make_optimizers`."""
+    common, (of_others, of_latents, of_factors) = training.optimizer, rates
 
-    def leaf(value: Tensor, times: float, decay: float) -> _Leaf:
-        return _Leaf(value, rate * times, decay, tuple(torch.zeros_like(value) for _ in range(kept)))
+    def leaf(value: Tensor, optimizer: Optimizer, rate: float, decay: float) -> _Leaf:
+        return _Leaf(value, optimizer, rate, decay, tuple(torch.zeros_like(value) for _ in range(optimizer.moments)))
 
+    own, decay = training.latent_optimizer or common, training.weight_decay
     trained = {
-        name: leaf(value, training.latent_rate if name in training.ternary else 1.0, training.weight_decay)
+        name: leaf(value, own, of_latents, decay) if name in training.ternary else leaf(value, common, of_others, decay)
         for name, value in weights.items()
         if name in training.ternary or name not in training.frozen
     }
     if training.quantizer is None or training.quantizer.scale is Scale.MEAN:
         return trained, {}
     latents = [name for name in weights if name in training.ternary]
-    return trained, {name: leaf(factors[name], training.factor_rate, 0.0) for name in latents}
+    return trained, {name: leaf(factors[name], common, of_factors, 0.0) for name in latents}
 
 
 def _accumulate(into: Tensor, gradient: Gradient, keep: float, times: float) -> None:

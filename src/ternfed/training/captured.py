@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -215,21 +216,21 @@ class _Slot:
         # The fused optimizers read float32 rates on a GPU.
         self.rates = [empty(1, torch.float32 if device.type == "cuda" else torch.float64)[0] for _ in range(3)]
         self.pieces = [_pieces(flat) for flat in (self.others, self.latents, self.factors)]
-        self.optimizer = self._make_optimizer()
+        self.optimizers = self._make_optimizers()
         self.cursor, self.ramp = empty(1, torch.int64), torch.arange(self.training.batch, device=device)
         self.start, self.turn = (empty(room, torch.int64) for _ in range(2))
         self.labels = self.table.labels.new_zeros(room, *self.table.labels.shape[1:])
         self.total = empty(1, torch.float64)
 
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        """As in `training.make_optimizer`, over the flat tensors."""
+    def _make_optimizers(self) -> list[torch.optim.Optimizer]:
+        """As in `plain.make_optimizers`, over the flat tensors."""
         decays = (self.training.weight_decay, self.training.weight_decay, 0.0)
         groups = [
             {"params": pieces, "lr": rate, "weight_decay": decay}
             for pieces, rate, decay in zip(self.pieces, self.rates, decays, strict=True)
-            if pieces
         ]
-        return self.training.optimizer.over(groups, self.rates[0], captured=True)
+        shared = self.training.share_out(groups)
+        return [optimizer.over(own, self.rates[0], captured=True) for optimizer, own in shared]
 
     @torch.no_grad()
     def load(self, work: Work) -> None:
@@ -242,7 +243,7 @@ class _Slot:
         for mine, theirs in ((self.frozen, local.weights), (self.buffers, local.buffers)):
             for name, tensor in mine.items():
                 tensor.copy_(theirs[name])
-        for state in self.optimizer.state.values():
+        for state in chain.from_iterable(optimizer.state.values() for optimizer in self.optimizers):
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()
@@ -251,9 +252,8 @@ class _Slot:
             names = [span.name for span in layout.ternary.spans]
             filled = {name: torch.full_like(local.weights[name], local.scales.get(name, 1.0)) for name in names}
             self.scales.copy_(layout.ternary.pack(filled))
-        multiples = (1.0, self.training.latent_rate, self.training.factor_rate)
-        for rate, multiple in zip(self.rates, multiples, strict=True):
-            rate.fill_(work.rate * multiple)
+        for rate, value in zip(self.rates, work.rates, strict=True):
+            rate.fill_(value)
         start, turn = self.table.places(work)
         for place, values in ((self.start, start), (self.turn, turn)):
             place[: len(values)].copy_(values)
@@ -307,8 +307,9 @@ class _Slot:
             if pieces and flat is not None:
                 for piece, part in zip(pieces, torch.split(flat, len(pieces[0])), strict=True):
                     piece.grad = part
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         if self.training.clip is not None:
             self.latents.clamp_(-self.training.clip, self.training.clip)
         self.total.add_(loss.detach(), alpha=kind.batch)

@@ -18,7 +18,7 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in {**local.weights}.items()}
     factors = {name: tensor.clone().requires_grad_() for name, tensor in local.factors.items()}
     buffers = {name: tensor.clone() for name, tensor in local.buffers.items()}
-    optimizer = make_optimizer(training, leaves, factors, work.rate)
+    optimizers = make_optimizers(training, leaves, factors, work.rates)
     device = feed.samples.inputs.device
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -29,11 +29,13 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
             with computing_in(training.precision, device):
                 outputs = functional_call(network.model, {**weights, **buffers}, (inputs,))
                 loss = network.task.loss(outputs, labels)
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             if training.correct is not None:
                 _correct(training.correct, leaves, local)
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             if training.clip is not None:
                 with torch.no_grad():
                     for name in training.ternary:
@@ -66,14 +68,15 @@ def forward_weights(training: Training, leaves: Weights, factors: Weights, local
     }
 
 
-def make_optimizer(training: Training, leaves: Weights, factors: Weights, rate: float) -> torch.optim.Optimizer:
-    """The optimizer of one round, with its rates for latent weights, factors and everything else."""
+def make_optimizers(
+    training: Training, leaves: Weights, factors: Weights, rates: tuple[float, float, float]
+) -> list[torch.optim.Optimizer]:
+    """The optimizers of one round: of everything, or of the latent weights and of the rest."""
     latents = [leaf for name, leaf in leaves.items() if name in training.ternary]
     others = [leaf for name, leaf in leaves.items() if name not in (*training.ternary, *training.frozen)]
+    decays = (training.weight_decay, training.weight_decay, 0.0)
     groups = [
-        {"params": others, "lr": rate},
-        {"params": latents, "lr": rate * training.latent_rate},
-        {"params": list(factors.values()), "lr": rate * training.factor_rate, "weight_decay": 0.0},
+        {"params": parameters, "lr": rate, "weight_decay": decay}
+        for parameters, rate, decay in zip((others, latents, list(factors.values())), rates, decays, strict=True)
     ]
-    groups = [group for group in groups if group["params"]]
-    return training.optimizer.over(groups, rate, training.weight_decay)
+    return [optimizer.over(own, rates[0]) for optimizer, own in training.share_out(groups)]

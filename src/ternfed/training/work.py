@@ -55,14 +55,14 @@ class Work:
     local: Local
     order: Tensor
     """(epochs, n): indices into the feed's samples."""
-    rate: float
-    """The learning rate of this round."""
+    rates: tuple[float, float, float]
+    """The learning rates of this round: of ordinary weights, of latent weights, of factors."""
     offsets: Tensor | None = None
     """(epochs, n, 2) int64: where each image is cropped."""
     flips: Tensor | None = None
     """(epochs, n) bool: which images are mirrored."""
     seed: int = 0
-    """For random layers of the user's own model, dropout say."""
+    """For random layers of the user's own model, dropout for example."""
 
     @staticmethod
     def draw(
@@ -77,7 +77,7 @@ class Work:
     ) -> Work:
         """The work of a client in a round, all draws made from the experiment's seed."""
         order = orders(indices, training.epochs, generator(seed, "order", round, client))
-        work = Work(local, order, training.rate, seed=seed_of(seed, "model", round, client))
+        work = Work(local, order, training.rates, seed=seed_of(seed, "model", round, client))
         if augment is None:
             return work
         source = generator(seed, "augment", round, client)
