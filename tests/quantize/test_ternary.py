@@ -190,6 +190,12 @@ class TestGradients:
         assert latent == [5.0, 20.0, 7.5, 20.0]
         assert factors == [50.0, -30.0]
 
+    def test_fttq_counts_a_negative_factor_by_its_size(self) -> None:
+        quantizer = Quantizer(FTTQ.rule, FTTQ.factor, gradient=FactorGradient.EXACT)
+        (latent, factors), (turned, others) = (self.gradients(quantizer, [size]) for size in (0.5, -0.5))
+        assert turned == latent
+        assert others == [-factors[0]]
+
     def test_ttq_counts_a_negative_factor_by_its_size(self) -> None:
         latent, factors = self.gradients(TTQ, [-0.5, 0.25])
         assert latent == [5.0, 20.0, 7.5, 20.0]
@@ -246,11 +252,11 @@ class TestEdgeCases:
         ternary = requantize(torch.tensor([1.0, 3.0]))
         assert (ternary.positive.item(), ternary.negative.item()) == (2.0, 0.0)
 
-    def test_a_negative_factor_is_sent_as_turned_codes_and_a_positive_scale(self) -> None:
+    def test_a_factor_that_crosses_zero_turns_no_sign_around(self) -> None:
         latent, factors = randn(20), torch.tensor([-0.3], dtype=torch.float64)
         ternary = ternary_of(latent, factors, FTTQ)
-        assert ternary.positive > 0
-        assert ternary.negative > 0
+        assert torch.equal(ternary.codes, ternary_of(latent, -factors, FTTQ).codes)
+        assert (ternary.positive.item(), ternary.negative.item()) == (0.3, 0.3)
         assert torch.equal(ternary.dense(), quantize(latent, factors, FTTQ))
 
     def test_negative_pair_is_sent_by_size(self) -> None:

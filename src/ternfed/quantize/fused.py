@@ -104,7 +104,7 @@ def forward_flat(
     elif factors is None:
         raise ValueError(f"the scale '{quantizer.scale}' trains factors: start_factors(latent, quantizer) makes them")
     elif quantizer.scale is Scale.TRAINED:
-        scale = segments.spread(factors)
+        scale = segments.spread(factors.abs())
     else:
         positive, negative = (segments.spread(part) for part in factors.view(-1, 2).abs().unbind(1))
         scale = _chosen(codes.clamp_min(0), positive, negative)
@@ -133,10 +133,9 @@ def backward_flat(trace: Trace, flat: Tensor) -> tuple[Tensor, Tensor | None]:
         plus = segments.dot(flat, trace.codes.clamp_min(0))
         both = segments.dot(flat, trace.codes)
         summed = torch.stack((plus, both - plus), dim=1).view(-1) * trace.factors.sign().view(-1)
-    elif trace.quantizer.gradient is FactorGradient.PAPER:
-        summed = segments.dot(flat, trace.codes.clamp_min(0))
     else:
-        summed = segments.dot(flat, trace.codes)
+        counted = trace.codes.clamp_min(0) if trace.quantizer.gradient is FactorGradient.PAPER else trace.codes
+        summed = segments.dot(flat, counted) * trace.factors.sign().view(-1)
         if trace.quantizer.gradient is FactorGradient.SCALED:
             summed.mul_(segments.lengths.to(summed.dtype).rsqrt())
     return latents.view(-1), summed

@@ -169,8 +169,8 @@ def start_factors(latent: Tensor, quantizer: Quantizer) -> Tensor | None:
 def quantize(latent: Tensor, factors: Tensor | None, quantizer: Quantizer) -> Tensor:
     """θ^t of one layer for training: ternary going forward, the quantizer's gradients going back.
 
-    Forward: eq. Attq_Bound, mask_1, I and update_w, or eq. ttq_quantize with two factors (they count by their size: a
-    pair of unlike signs could not be sent as codes and positive scales). The normalisation of eq. scale_funtion needs
+    Forward: eq. Attq_Bound, mask_1, I and update_w, or eq. ttq_quantize with two factors. Factors count by their size:
+    one that crosses zero must not turn all signs of a layer around at once. The normalisation of eq. scale_funtion needs
     no step of its own: both threshold rules scale with the weights, so θ and θ/max|θ| have the same codes.
     Backward: eq. grad_fp for the latent weights, and `FactorGradient` for w^q.
     The factors have shape (1,) for `trained`, (2,) for `pair`; `mean` takes None.
@@ -184,7 +184,7 @@ def quantize(latent: Tensor, factors: Tensor | None, quantizer: Quantizer) -> Te
             scale = (size * kept).sum() / kept.sum().clamp_min(1)
             weight = codes * scale
         case Scale.TRAINED:
-            scale = _required(factors, quantizer)
+            scale = _required(factors, quantizer).abs()
             if quantizer.gradient is FactorGradient.SCALED:
                 scale = scale.detach() + (scale - scale.detach()) / math.sqrt(latent.numel())
             weight = codes * scale
@@ -207,10 +207,7 @@ def _required(factors: Tensor | None, quantizer: Quantizer) -> Tensor:
 
 
 def ternary_of(latent: Tensor, factors: Tensor | None, quantizer: Quantizer, name: str = "weight") -> Ternary:
-    """What `quantize` computes, as the value that is sent: codes, and scales of at least 0.
-
-    A factor w^q that training drove negative turns the codes around, so the weights stay exactly the same.
-    """
+    """What `quantize` computes, as the value that is sent: codes, and scales of at least 0."""
     with torch.no_grad():
         check_finite(latent, name)
         codes = codes_of(latent, threshold(latent, quantizer.rule, quantizer.factor))
@@ -219,8 +216,6 @@ def ternary_of(latent: Tensor, factors: Tensor | None, quantizer: Quantizer, nam
             return Ternary(codes, scale, scale.clone())
         scales = _required(factors, quantizer)
         check_finite(scales, f"{name} (its factors)")
-        if quantizer.scale is Scale.TRAINED and scales[0] < 0:
-            codes = -codes
         return Ternary(codes, scales[0].abs(), scales[-1].abs())
 
 
