@@ -170,8 +170,8 @@ def quantize(latent: Tensor, factors: Tensor | None, quantizer: Quantizer) -> Te
     """θ^t of one layer for training: ternary going forward, the quantizer's gradients going back.
 
     Forward: eq. Attq_Bound, mask_1, I and update_w, or eq. ttq_quantize with two factors. Factors count by their size:
-    one that crosses zero must not turn all signs of a layer around at once. The normalisation of eq. scale_funtion needs
-    no step of its own: both threshold rules scale with the weights, so θ and θ/max|θ| have the same codes.
+    one that crosses zero must not turn all signs of a layer around at once. The normalisation of eq. scale_funtion
+    needs no step of its own: both threshold rules scale with the weights, so θ and θ/max|θ| have the same codes.
     Backward: eq. grad_fp for the latent weights, and `FactorGradient` for w^q.
     The factors have shape (1,) for `trained`, (2,) for `pair`; `mean` takes None.
     """
