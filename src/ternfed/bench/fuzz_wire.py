@@ -2,7 +2,7 @@
 
     ternfed bench fuzz-wire --count 1000000 --seed 0
 
-Small messages of all codecs, with and without a reference, and .tern files, are damaged in one to six places: bits,
+Small messages of all forms and codecs, with and without a reference, and .tern files, are damaged in one to six places: bits,
 bytes, varints, pieces cut out, doubled or taken from another message. In half of the messages the damage is done within
 a section and the lengths are put right again; nine in ten get a correct checksum, and a damaged .tern header the digest
 that goes with it: otherwise nothing behind those checks would be reached. On every `--sample`-th input the memory that
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from ternfed.bench.tables import markdown
+from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, Grid
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
     Message,
@@ -35,20 +36,20 @@ from ternfed.wire import (
     WireError,
     decode,
     encode,
+    form_of,
     largest,
-    read_header,
     reference_of,
     schema_of,
     trits_of,
     varint,
 )
-from ternfed.wire.message import locate
+from ternfed.wire.message import joined, locate
 from ternfed.wire.tern import parse_tern, read_front, tern_bytes
 
 Case = tuple[str, bytes, Schema | None, Reference | None]
 EDGES = [0, 1, 2, 3, 0x7F, 0x80, 0xF2, 0xF3, 0xFE, 0xFF]
 MOST_MEMORY = 200_000
-"""Bytes for a message. The largest sample holds 2,000 trits and 2 kB of dense tensors; the rest is tracebacks."""
+"""Bytes for a message. The largest sample holds 2,000 trits, 700 codes and 2 kB of floats; the rest is tracebacks."""
 
 
 class Finding(RuntimeError):
@@ -72,17 +73,33 @@ def ternary(rng: np.random.Generator, shape: tuple[int, ...], zeros: float) -> T
     return Ternary(torch.from_numpy(codes), scales[0], scales[rng.integers(2)])
 
 
+def grid(rng: np.random.Generator, shape: tuple[int, ...], size: float, rows: bool) -> Grid:
+    """Codes of about this size, with one that is as large as can be."""
+    codes = np.clip(rng.normal(0, size, shape).round(), -LARGEST, LARGEST).astype(np.int32)
+    if codes.size > 50 and size > 1:
+        codes.reshape(-1)[7] = LARGEST
+    exponents = rng.integers(-9, -5, shape[:1] if rows else ()).astype(np.int16)
+    return Grid(torch.from_numpy(codes), torch.from_numpy(np.asarray(exponents)))
+
+
 def samples() -> list[Case]:
     """Good messages of different sizes and makes, each with what its reader needs."""
     rng = np.random.default_rng(0)
     cases: list[Case] = []
     for shapes, zeros in (([(7, 9), (40,)], 0.3), ([(2000,)], 0.02), ([(30, 20), (0, 3), (1,)], 0.95), ([], 0.0)):
         trits = {f"w{i}": ternary(rng, s, zeros) for i, s in enumerate(shapes)}
-        tensors: dict[str, Value] = {**trits}
+        grids = {
+            "g0": grid(rng, (20, 30), 0.7, True),
+            "g1": grid(rng, (64,), 40.0, False),
+            "g2": grid(rng, (3,), 1e6, False),
+            "g3": grid(rng, (5, 0), 1.0, True),
+        }
+        tensors: dict[str, Value] = {**trits, **grids}
         reference = {
             name: torch.where(torch.rand(value.codes.shape) < 0.1, -value.codes, value.codes)
             for name, value in trits.items()
         }
+        reference |= {name: grids[name].dense() + 0.001 * torch.randn(grids[name].codes.shape) for name in ("g0", "g2")}
         tensors |= {
             "bias": torch.from_numpy(rng.normal(0, 0.1, 300).astype(np.float32)),
             "half": torch.from_numpy(rng.normal(0, 0.1, 50).astype(np.float16)),
@@ -131,19 +148,20 @@ def mutate(data: bytes, other: bytes, draw: random.Random) -> bytes:
 
 def mutate_section(data: bytes, schema: Schema, other: bytes, draw: random.Random) -> bytes:
     """Damage one section and state the lengths that belong to it."""
-    header = read_header(data)
-    parts = [bytes(part) for part in locate(memoryview(data), header, schema)]
-    chosen = draw.choice([0, 1, 2, 2, 2, 3, 3])
-    parts[chosen] = mutate(parts[chosen], other[-len(parts[chosen]) :], draw)
-    return data[: header.size] + varint.write(len(parts[2])) + varint.write(len(parts[3])) + b"".join(parts)
+    numbers, sections = locate(data, schema)
+    name = draw.choice([*sections, *sections])
+    part = draw.choice(["front", "stream", "stream", "stream"])
+    before = bytes(getattr(sections[name], part))
+    sections[name] = sections[name]._replace(**{part: mutate(before, other[-len(before) :], draw)})
+    return joined(schema.digest, numbers, sections.values())
 
 
 def seal(data: bytes, start: int = 0) -> bytes:
     """Put the checksum of the message that begins at `start` right."""
-    if len(data) < start + 18:
+    if len(data) < start + 16:
         return data
-    head, tail = data[start : start + 14], data[start + 18 :]
-    return data[: start + 14] + struct.pack("<I", crc32(tail, crc32(head))) + tail
+    head, tail = data[start : start + 12], data[start + 16 :]
+    return data[: start + 12] + struct.pack("<I", crc32(tail, crc32(head))) + tail
 
 
 def seal_file(data: bytes) -> bytes:
@@ -154,7 +172,7 @@ def seal_file(data: bytes) -> bytes:
         schema, _, body = read_front(data)
     except WireError:
         return data
-    return seal(data[: body + 6] + schema.digest + data[body + 14 :], body)
+    return seal(data[: body + 4] + schema.digest + data[body + 12 :], body)
 
 
 def attempt(data: bytes, schema: Schema | None, reference: Reference | None) -> str:
@@ -178,6 +196,12 @@ def attempt(data: bytes, schema: Schema | None, reference: Reference | None) -> 
                 raise AssertionError("a code outside -1, 0, +1")
             if not 0 <= largest(value) < float("inf"):
                 raise AssertionError("an impossible scale")
+        elif (parts := form_of(value).parts(value)).keys() == set(Grid._fields):
+            codes, exponents = parts["codes"], parts["exponents"]
+            if codes.numel() and int(codes.abs().max()) > LARGEST:
+                raise AssertionError("a code that is too large")
+            if exponents.numel() and not LOWEST <= int(exponents.min()) <= int(exponents.max()) <= HIGHEST:
+                raise AssertionError("an impossible exponent")
     return "valid"
 
 
@@ -211,8 +235,8 @@ def run(count: int, seed: int = 0, sample: int = 50, tell: Callable[[str], None]
         if measured:
             needed = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            # A .tern file of L bytes may hold 2^20 + 1024 L trits and dense bytes, each three times at most.
-            allowed = MOST_MEMORY if kind != "tern" else 6 * (2**20 + 1024 * len(data))
+            # A .tern file of L bytes may hold 2^20 + 1024 L trits and bytes of grids and dense tensors, each some times.
+            allowed = MOST_MEMORY if kind != "tern" else 12 * (2**20 + 1024 * len(data))
             if needed > allowed:
                 raise Finding(f"{where}: {needed} bytes allocated: {data.hex()}")
             most[kind] = max(most[kind], needed)

@@ -25,9 +25,9 @@ from ternfed.wire import (
     form_for,
     form_of,
     read_header,
+    sections_in,
     trits_of,
 )
-from ternfed.wire.message import locate
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +145,9 @@ def _entropy(codes: Tensor, given: Tensor) -> float:
 
 def trits_in(algorithm: Algorithm, data: bytes) -> tuple[int, int]:
     """(bytes, trits) of an upload's trit section."""
-    header = read_header(data)
-    schema = next(schema for schema in algorithm.up if schema.digest == header.schema)
-    return locate(memoryview(data), header, schema).trits.nbytes, schema.trits
+    digest = read_header(data).schema
+    schema = next(schema for schema in algorithm.up if schema.digest == digest)
+    return sections_in(data, schema).get("ternary", 0), schema.trits
 
 
 def _encode(message: Message, schemas: Sequence[Schema], reference: Reference | None) -> bytes:

@@ -40,9 +40,7 @@ def encode(trits: Trits) -> bytes:
         start = stop - sum(spread)
         _push(coder, trits.ordered[start:stop], spread)
         stop = start
-    words: NDArray[np.uint32] = coder.get_compressed()
-    head = bytes([grouping]) + b"".join(_spread_to_bytes(spread) for spread in spreads)
-    return head + words.astype("<u4", copy=False).tobytes().rstrip(b"\0")
+    return bytes([grouping]) + b"".join(_spread_to_bytes(spread) for spread in spreads) + coder_to_bytes(coder)
 
 
 def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None) -> Codes:
@@ -57,7 +55,7 @@ def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None
     for total in (runs if grouping == MODEL_A_TENSOR else runs.sum(axis=1)).reshape(-1).tolist():
         spread, at = _spread_from_bytes(data, at, total)
         spreads.append(spread)
-    coder = _coder(data[at:])
+    coder = coder_from_bytes(data[at:])
     ordered, stop = np.empty(sum(sizes), np.int8), 0
     for spread in spreads:
         start, stop = stop, stop + sum(spread)
@@ -114,8 +112,14 @@ def _pop(coder: Any, out: Codes, spread: Spread) -> None:
         raise WrongProbabilities(f"a model was built for {spread} trits of -1, 0, +1; {tuple(found.tolist())} came")
 
 
-def _coder(data: memoryview) -> Any:
-    """A decoder over little-endian words; the zero bytes that end the last word are not sent."""
+def coder_to_bytes(coder: Any) -> bytes:
+    """Little-endian words; the zero bytes that end the last word are not sent."""
+    words: NDArray[np.uint32] = coder.get_compressed()
+    return words.astype("<u4", copy=False).tobytes().rstrip(b"\0")
+
+
+def coder_from_bytes(data: memoryview) -> Any:
+    """A decoder over such words."""
     if len(data) and data[-1] == 0:
         raise TrailingBytes("a stream ends in a zero byte")
     words = np.zeros(-(-len(data) // 4), "<u4")

@@ -34,7 +34,7 @@ class WrongSchema(WireError):
 
 
 class WrongReference(WireError):
-    """The message was coded given other trits than the receiver holds."""
+    """The message was coded given something else than the receiver holds."""
 
 
 class MissingReference(WrongReference):
@@ -46,7 +46,7 @@ class WrongChecksum(WireError):
 
 
 class ImpossibleCount(WireError):
-    """A length or a number of trits that cannot be: too large, or not in its shortest form."""
+    """A length or a count that cannot be: too large, or not in its shortest form."""
 
 
 class WrongScale(WireError):
@@ -62,11 +62,11 @@ class WrongFrame(WireError):
 
 
 class WrongProbabilities(WireError):
-    """The decoded trits do not add up to the counts their model was built from."""
+    """What was decoded does not add up to the counts its model was built from."""
 
 
 class WrongValue(WireError):
-    """A value its dtype does not have: a bool that is neither 0 nor 1."""
+    """A value its kind does not have: a bool that is neither 0 nor 1, a code or an exponent out of range."""
 
 
 class WrongFile(WireError):

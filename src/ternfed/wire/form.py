@@ -33,7 +33,7 @@ class Options(NamedTuple):
     codec: str = "auto"
     """Of the trits."""
     compress: bool = True
-    """False leaves byte planes raw, for files whose content must account for their size."""
+    """False leaves everything but trits in raw planes, for files whose content must account for their size."""
 
 
 class Coded(NamedTuple):
@@ -42,7 +42,7 @@ class Coded(NamedTuple):
     stream: Buffer
     """The section: its length is written before it."""
     front: Buffer = b""
-    """What stands before all sections, in as many bytes as the receiver expects."""
+    """What stands before it, in as many bytes as the receiver expects."""
     codec: int = 0
     flags: int = 0
     given: bytes | None = None
@@ -62,6 +62,12 @@ class Form(Generic[V, H]):
     """By which a value is recognised."""
     kinds: tuple[Kind, ...]
     """What schemas call it."""
+    codecs: Mapping[int, str]
+    """How its slots can be coded: names by tag."""
+    referring: frozenset[str]
+    """The codecs that can be given what the receiver holds."""
+    own_flags: int
+    """The flags that mean something to it."""
     fields: tuple[str, ...]
     """The names of its parts."""
     parts: Callable[[V], dict[str, Tensor]]
@@ -89,6 +95,12 @@ class Form(Generic[V, H]):
     """Bytes of `Coded.front` for these slots and flags."""
     decode: Callable[[Slots, Coded, H | None], list[V]]
     """The values, bit for bit, or the `WireError` that says which check failed."""
+    unpacked: Callable[[Slots], int]
+    """What a reader makes room for: trits, or bytes. A file is held to it."""
+    costs: Callable[[Sequence[V], Coded], list[float]]
+    """How much of the stream each value accounts for, up to a common factor."""
+    entropy: Callable[[V], float | None]
+    """Bits that an order-0 code of its codes cannot go below; None where it has no codes."""
 
 
 def check_tensor(slot: Slot, tensor: object) -> None:

@@ -12,15 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ternfed.quantize.grid import Grid
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire.errors import MessageError
 from ternfed.wire.form import Form
+from ternfed.wire.grid import GRID
 from ternfed.wire.planes import DENSE
 from ternfed.wire.schema import Kind, Schema, flat_bytes
 from ternfed.wire.ternary import TERNARY
 
-FORMS: tuple[Form[Any, Any], ...] = (TERNARY, DENSE)
-Value = Tensor | Ternary
+FORMS: tuple[Form[Any, Any], ...] = (TERNARY, GRID, DENSE)
+"""In the order of their sections."""
+Value = Tensor | Ternary | Grid
 """What the forms are forms of."""
 
 _OF_KIND = {kind: form for form in FORMS for kind in form.kinds}
@@ -48,7 +51,7 @@ def form_for(kind: Kind) -> Form[Any, Any]:
 
 
 def dense(value: Value) -> Tensor:
-    """The weights themselves: a ternary value as scale × code, a plain tensor as it is."""
+    """The weights themselves: a ternary value as scale × code, a grid as code × step, a plain tensor as it is."""
     weights: Tensor = form_of(value).dense(value)
     return weights
 

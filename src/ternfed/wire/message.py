@@ -1,19 +1,18 @@
-"""A message as bytes and back, as docs/wire.md lays it out: format 1.
+"""A message as bytes and back, as docs/wire.md lays it out: format 2, a section for each form.
 
-What the forms make of their slots is put into one layout here. Format 1 has two sections; its codec, its flags and the
-digest of its reference are those of the trits.
+What the forms make of their slots is put into one layout here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from ternfed.wire import base3, varint
+from ternfed.wire import varint
 from ternfed.wire.errors import (
     MessageError,
     MissingReference,
@@ -26,18 +25,18 @@ from ternfed.wire.errors import (
     WrongSchema,
     WrongVersion,
 )
-from ternfed.wire.form import Buffer, Coded, Form, Options
-from ternfed.wire.forms import Message, Value, form_for, lent
-from ternfed.wire.planes import DENSE
+from ternfed.wire.form import Buffer, Coded, Form, Options, Slots
+from ternfed.wire.forms import FORMS, Message, Value, form_for, lent
 from ternfed.wire.reference import Reference
 from ternfed.wire.schema import Schema
-from ternfed.wire.ternary import CODEC_NAMES, CODECS, ONE_FACTOR, TERNARY
+from ternfed.wire.ternary import CODECS
 
 MAGIC = b"\xf3TF"
-VERSION = 1
-HAS_REFERENCE = 1
-_FIXED = 18
-_CHECKSUM = slice(14, 18)
+VERSION = 2
+GIVEN = 0x10
+"""The bit of a section's tag that says that it was coded given what the receiver holds."""
+_FIXED = 16
+_CHECKSUM = slice(12, 16)
 
 References = Reference | Message | Mapping[str, Value]
 
@@ -47,18 +46,15 @@ class Header:
     """What a message says of itself before any schema is known."""
 
     version: int
-    codec: str
     schema: bytes
-    reference: bytes | None
-    one_factor: bool
     checksum: int
-    size: int
-    """Bytes of the header up to the two lengths."""
 
-    @property
-    def flags(self) -> int:
-        """Those of the trits."""
-        return ONE_FACTOR if self.one_factor else 0
+
+class Parts(NamedTuple):
+    """The numbers of a message and its sections, by the names of their forms."""
+
+    numbers: memoryview
+    sections: dict[str, Coded]
 
 
 def encode(message: Message, schema: Schema, *, reference: References | None = None, codec: str = "auto") -> bytes:
@@ -69,18 +65,30 @@ def encode(message: Message, schema: Schema, *, reference: References | None = N
 def assemble(
     message: Message, schema: Schema, *, reference: References | None, codec: str, compress: bool = True
 ) -> bytes:
-    """`encode` with the dense section left raw on request, for files whose content must account for their size."""
+    """`encode` with all but trits left in raw planes on request: the content of a file must account for its size."""
     if codec != "auto" and codec not in CODECS:
         raise MessageError(f"codec {codec!r} is unknown; there are auto, {', '.join(CODECS)}")
     check(message, schema)
     given, options = None if reference is None else _as_reference(reference), Options(codec, compress)
-    trits, floats = (_encode(form, message, schema, given, options) for form in (TERNARY, DENSE))
-    flags = trits.flags | (0 if trits.given is None else HAS_REFERENCE)
-    front = MAGIC + bytes([VERSION, trits.codec, flags]) + schema.digest
     numbers = np.array([message.numbers[name] for name in schema.numbers], "<f8").tobytes()
-    lengths = varint.write(len(trits.stream)) + varint.write(len(floats.stream))
-    back = b"".join([trits.given or b"", lengths, trits.front, numbers, trits.stream, floats.stream])
+    coded = (_encode(form, message, schema, given, options) for form in forms_in(schema))
+    return joined(schema.digest, numbers, coded)
+
+
+def joined(schema: bytes, numbers: Buffer, sections: Iterable[Coded]) -> bytes:
+    """The bytes of a message from its parts."""
+    front = MAGIC + bytes([VERSION]) + schema
+    pieces: list[Buffer] = [numbers]
+    for coded in sections:
+        tag = coded.codec | coded.flags | (0 if coded.given is None else GIVEN)
+        pieces += [bytes([tag]), coded.given or b"", varint.write(len(coded.stream)), coded.front, coded.stream]
+    back = b"".join(pieces)
     return b"".join([front, crc32(back, crc32(front)).to_bytes(4, "little"), back])
+
+
+def forms_in(schema: Schema) -> tuple[Form[Any, Any], ...]:
+    """The forms of which a schema has a slot, in the order of their sections."""
+    return tuple(form for form in FORMS if schema.of(form.kinds))
 
 
 def read_header(data: Buffer) -> Header:
@@ -91,64 +99,63 @@ def read_header(data: Buffer) -> Header:
     if len(view) > 3 and view[3] != VERSION:
         raise WrongVersion(f"the message has version {view[3]}, this program reads {VERSION}")
     if len(view) < _FIXED:
-        raise Truncated(f"a header has at least {_FIXED} bytes, {len(view)} came")
-    tag, flags = view[4], view[5]
-    if tag not in CODEC_NAMES:
-        raise WrongCodec(f"codec tag {tag} is unknown")
-    if flags & ~(HAS_REFERENCE | ONE_FACTOR) or (flags & HAS_REFERENCE and tag == base3.TAG):
-        raise WrongCodec(f"flags {flags:#04x} mean nothing for {CODEC_NAMES[tag]}")
-    size = _FIXED + (8 if flags & HAS_REFERENCE else 0)
-    if len(view) < size:
-        raise Truncated("the bytes end within the digest of the reference")
-    return Header(
-        version=view[3],
-        codec=CODEC_NAMES[tag],
-        schema=bytes(view[6:14]),
-        reference=bytes(view[_FIXED:size]) if flags & HAS_REFERENCE else None,
-        one_factor=bool(flags & ONE_FACTOR),
-        checksum=int.from_bytes(view[_CHECKSUM], "little"),
-        size=size,
-    )
+        raise Truncated(f"a header has {_FIXED} bytes, {len(view)} came")
+    return Header(view[3], bytes(view[4:12]), int.from_bytes(view[_CHECKSUM], "little"))
 
 
 def decode(data: Buffer, schema: Schema, *, reference: References | None = None) -> Message:
     """The message in the bytes, bit for bit, or the `WireError` that says which check failed."""
     view = memoryview(data).cast("B")
-    header = read_header(view)
-    if header.schema != schema.digest:
-        raise WrongSchema(f"written for schema {header.schema.hex()}, this one is {schema.digest.hex()}")
-    parts = locate(view, header, schema)
-    if crc32(view[_FIXED:], crc32(view[:14])) != header.checksum:
+    parts = locate(view, schema)
+    if crc32(view[_FIXED:], crc32(view[: _CHECKSUM.start])) != read_header(view).checksum:
         raise WrongChecksum("the checksum does not match: the bytes changed on their way")
-    trits = Coded(parts.trits, parts.scales, CODECS[header.codec].tag, header.flags, header.reference)
     values: dict[str, Value] = {}
-    for form, coded in ((TERNARY, trits), (DENSE, Coded(parts.dense))):
-        values |= _decode(form, coded, schema, reference)
+    for form in forms_in(schema):
+        values |= _decode(form, parts.sections[form.name], schema, reference)
     return Message(
         {slot.name: values[slot.name] for slot in schema.slots},
         dict(zip(schema.numbers, np.frombuffer(parts.numbers, "<f8").tolist(), strict=True)),
     )
 
 
-class Parts(NamedTuple):
-    """The sections of a message."""
+def locate(data: Buffer, schema: Schema) -> Parts:
+    """Where the parts of a message lie; the bytes must be exactly as many as they need. Nothing in them is read yet."""
+    view = memoryview(data).cast("B")
+    header = read_header(view)
+    if header.schema != schema.digest:
+        raise WrongSchema(f"written for schema {header.schema.hex()}, this one is {schema.digest.hex()}")
+    at = _FIXED + 8 * len(schema.numbers)
+    if len(view) < at:
+        raise Truncated("the bytes end within the numbers")
+    numbers, sections = view[_FIXED:at], {}
+    for form in forms_in(schema):
+        sections[form.name], at = _section(view, at, form, schema.of(form.kinds))
+    if at != len(view):
+        raise TrailingBytes(f"the message has {at} bytes, {len(view)} came")
+    return Parts(numbers, sections)
 
-    scales: memoryview
-    numbers: memoryview
-    trits: memoryview
-    dense: memoryview
+
+def sections_in(data: Buffer, schema: Schema) -> dict[str, int]:
+    """Bytes of the stream of each form that the schema has a slot of, by its name: `ternary`, `grid`, `dense`."""
+    return {name: len(coded.stream) for name, coded in locate(data, schema).sections.items()}
 
 
-def locate(view: memoryview, header: Header, schema: Schema) -> Parts:
-    """Where the sections lie; the bytes must be exactly as many as they need."""
-    stream, at = varint.read(view, header.size)
-    floats, at = varint.read(view, at)
-    numbers = at + TERNARY.front(schema.ternary, header.flags)
-    trits = numbers + 8 * len(schema.numbers)
-    end = trits + stream + floats
-    if len(view) != end:
-        raise (Truncated if len(view) < end else TrailingBytes)(f"the message has {end} bytes, {len(view)} came")
-    return Parts(view[at:numbers], view[numbers:trits], view[trits : trits + stream], view[trits + stream :])
+def _section(view: memoryview, at: int, form: Form[Any, Any], slots: Slots) -> tuple[Coded, int]:
+    if at >= len(view):
+        raise Truncated(f"the bytes end before the section of {form.name} tensors")
+    codec, flags, given = view[at] & 0x0F, view[at] & 0xF0 & ~GIVEN, None
+    if codec not in form.codecs:
+        raise WrongCodec(f"{form.name} tensors have no codec {codec}")
+    if flags & ~form.own_flags or (view[at] & GIVEN and form.codecs[codec] not in form.referring):
+        raise WrongCodec(f"tag {view[at]:#04x} means nothing for {form.codecs[codec]} of {form.name} tensors")
+    if view[at] & GIVEN:
+        given, at = bytes(view[at + 1 : at + 9]), at + 8
+    length, at = varint.read(view, at + 1)
+    stream = at + form.front(slots, flags)
+    end = stream + length
+    if end > len(view):
+        raise Truncated(f"the section of {form.name} tensors ends at byte {end}, {len(view)} came")
+    return Coded(view[stream:end], view[at:stream], codec, flags, given), end
 
 
 def check(message: Message, schema: Schema) -> None:

@@ -20,6 +20,7 @@ from ternfed.wire.schema import DTYPES, Kind, Slot, flat_bytes
 from ternfed.wire.trits import Bytes
 from ternfed.wire.zstd import frame, unframe
 
+TAG = 1
 MIN_MATCH = 7
 
 
@@ -50,16 +51,13 @@ def _hold(slots: Slots, tensors: Mapping[str, Tensor], keep: bool) -> None:
 
 
 def _encode(slots: Slots, values: Sequence[Tensor], held: Held | None, options: Options) -> Coded:
-    """Kind by kind, plane by plane, least significant first: the length of its frame (0: raw), then the bytes."""
+    """Kind by kind, plane by plane, least significant first."""
     tensors = {slot.name: value for slot, value in zip(slots, values, strict=True)}
     out = []
     for kind, group in _by_kind(slots):
         flat = torch.cat([flat_bytes(tensors[slot.name]) for slot in group]).numpy()
-        for plane in flat.reshape(-1, DTYPES[kind].itemsize).T:
-            raw = np.ascontiguousarray(plane)
-            packed = frame(raw, min_match=MIN_MATCH) if options.compress and len(raw) else b""
-            out += [varint.write(len(packed)), packed] if 0 < len(packed) < len(raw) else [b"\0", raw.tobytes()]
-    return Coded(b"".join(out))
+        out.append(write_planes(flat.reshape(-1, DTYPES[kind].itemsize), options.compress))
+    return Coded(b"".join(out), codec=TAG)
 
 
 def _decode(slots: Slots, coded: Coded, held: Held | None) -> list[Tensor]:
@@ -67,10 +65,7 @@ def _decode(slots: Slots, coded: Coded, held: Held | None) -> list[Tensor]:
     tensors: dict[str, Tensor] = {}
     data, at = memoryview(coded.stream), 0
     for kind, group in _by_kind(slots):
-        width, count = DTYPES[kind].itemsize, sum(slot.size for slot in group)
-        flat = np.empty((count, width), np.uint8)
-        for plane in flat.T:
-            at = _read_plane(data, at, plane)
+        flat, at = read_planes(data, at, sum(slot.size for slot in group), DTYPES[kind].itemsize)
         if kind is Kind.BOOL and flat.size and flat.max() > 1:
             raise WrongValue(f"a bool is {flat.max()}")
         start = 0
@@ -86,6 +81,9 @@ DENSE: Form[Tensor, Held] = Form(
     name="dense",
     value_type=Tensor,
     kinds=tuple(DTYPES),
+    codecs={TAG: "planes"},
+    referring=frozenset(),
+    own_flags=0,
     fields=("tensor",),
     parts=lambda value: {"tensor": value},
     join=lambda parts: parts["tensor"],
@@ -98,7 +96,28 @@ DENSE: Form[Tensor, Held] = Form(
     encode=_encode,
     front=lambda slots, flags: 0,
     decode=_decode,
+    unpacked=lambda slots: sum(DTYPES[slot.kind].itemsize * slot.size for slot in slots),
+    costs=lambda values, coded: [float(value.nbytes) for value in values],
+    entropy=lambda value: None,
 )
+
+
+def write_planes(elements: Bytes, compress: bool) -> bytes:
+    """The planes of elements of shape (elements, bytes): each the length of its frame (0: raw), then the bytes."""
+    out = []
+    for plane in elements.T:
+        raw = np.ascontiguousarray(plane)
+        packed = frame(raw, min_match=MIN_MATCH) if compress and len(raw) else b""
+        out += [varint.write(len(packed)), packed] if 0 < len(packed) < len(raw) else [b"\0", raw.tobytes()]
+    return b"".join(out)
+
+
+def read_planes(data: memoryview, at: int, count: int, width: int) -> tuple[Bytes, int]:
+    """The elements, and where the next thing starts."""
+    flat = np.empty((count, width), np.uint8)
+    for plane in flat.T:
+        at = _read_plane(data, at, plane)
+    return flat, at
 
 
 def _by_kind(slots: Slots) -> Iterator[tuple[Kind, Slots]]:

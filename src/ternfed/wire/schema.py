@@ -20,6 +20,10 @@ class Kind(StrEnum):
     """How a tensor travels. The order is the order of the dense section."""
 
     TERNARY = "ternary"
+    GRID = "grid"
+    """One step for the tensor."""
+    GRID_ROWS = "grid_rows"
+    """One step for each row of the first dimension."""
     FLOAT64 = "float64"
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -67,6 +71,8 @@ class Schema:
         for slot in self.slots:
             if any(length < 0 for length in slot.shape):
                 raise MessageError(f"{slot.name}: a shape cannot be {slot.shape}")
+            if slot.kind is Kind.GRID_ROWS and not slot.shape:
+                raise MessageError(f"{slot.name}: a single number has no rows")
 
     @cached_property
     def digest(self) -> bytes:
@@ -96,7 +102,7 @@ class Schema:
 
     @property
     def size(self) -> int:
-        """Bytes of the same tensors unpacked: every trit as a float32, everything else as it is."""
+        """Bytes of the same tensors unpacked: every trit and every code as a float32, everything else as it is."""
         return sum(DTYPES.get(slot.kind, torch.float32).itemsize * slot.size for slot in self.slots)
 
 

@@ -5,30 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2, prod
+from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ternfed.wire import varint
-from ternfed.wire.ans import MODEL_A_TENSOR, Spread, entropy_bits
 from ternfed.wire.errors import MessageError, Truncated, WrongChecksum, WrongFile, WrongMagic, WrongVersion
-from ternfed.wire.forms import Message, Value, dense, schema_of
-from ternfed.wire.message import assemble, decode, locate, read_header
-from ternfed.wire.schema import DTYPES, Kind, Schema, Slot
-from ternfed.wire.ternary import trits_of
-from ternfed.wire.trits import flat_codes, spread_of
+from ternfed.wire.forms import Message, Value, schema_of
+from ternfed.wire.message import assemble, decode, forms_in, locate
+from ternfed.wire.schema import Kind, Schema, Slot
 
 MAGIC = b"\xf3TM"
-VERSION = 1
+VERSION = 2
 _FIXED = 8
 MOST_DIMENSIONS, MOST_ELEMENTS = 16, 1 << 48
 FREE_BYTES, RATIO = 1 << 20, 1024
-"""A file of L bytes may hold FREE_BYTES + RATIO · L trits and as many dense bytes: a small file stays a small model."""
+"""A file of L bytes may hold FREE_BYTES + RATIO · L trits, and as many bytes of each other form: small stays small."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +37,17 @@ class TensorSummary:
     bits: float
     """Bits an element in this file: its share of the section it lies in."""
     entropy: float | None
-    """Order-0 entropy of its trits in bits; None for a dense tensor."""
+    """Order-0 entropy of its trits or codes in bits; None for a dense tensor."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A file: its tensors, how its trits are coded, and its size against float32."""
+    """A file: its tensors, how they are coded, and its size against float32."""
 
     rows: tuple[TensorSummary, ...]
     metadata: dict[str, str]
     codec: str
+    """Of the trits; of the grids or the dense tensors where there are none; empty for an empty model."""
     bytes: int
     float32_bytes: int
 
@@ -108,44 +103,31 @@ def describe(path: str | PathLike[str]) -> Summary:
     data = Path(path).read_bytes()
     schema, metadata, start = read_front(data)
     body = memoryview(data)[start:]
-    tensors = decode(body, schema).tensors
-    header = read_header(body)
-    parts = locate(body, header, schema)
-    codes = {name: trits_of(value) for name, value in tensors.items()}
-    spreads = {name: spread_of(flat_codes(name, trits)) for name, trits in codes.items() if trits is not None}
-    pooled = np.sum([*spreads.values(), (0, 0, 0)], axis=0)
-    costs = {name: _cost(spread, pooled, header.codec, parts.trits) for name, spread in spreads.items()}
-    dense_bytes = schema.size - 4 * schema.trits
-    rows = []
-    for slot in schema.slots:
-        entropy = None
-        if slot.name in spreads:
-            spread = spreads[slot.name]
-            zeros, entropy = spread[1], entropy_bits(np.array(spread)) / max(slot.size, 1)
-            bits = 8 * len(parts.trits) * costs[slot.name] / max(sum(costs.values()), 1)
-        else:
-            zeros = slot.size - int(dense(tensors[slot.name]).count_nonzero())
-            bits = 8 * len(parts.dense) * DTYPES[slot.kind].itemsize * slot.size / max(dense_bytes, 1)
-        rows.append(
-            TensorSummary(
-                slot.name, slot.shape, slot.kind, zeros / max(slot.size, 1), bits / max(slot.size, 1), entropy
+    tensors, sections = decode(body, schema).tensors, locate(body, schema).sections
+    rows: dict[str, TensorSummary] = {}
+    for form in forms_in(schema):
+        slots, coded = schema.of(form.kinds), sections[form.name]
+        costs = form.costs([tensors[slot.name] for slot in slots], coded)
+        for slot, cost in zip(slots, costs, strict=True):
+            value, size = tensors[slot.name], max(slot.size, 1)
+            zeros = (slot.size - int(form.dense(value).count_nonzero())) / size
+            bits = 8 * len(coded.stream) * cost / max(sum(costs), 1)
+            entropy = form.entropy(value)
+            rows[slot.name] = TensorSummary(
+                slot.name, slot.shape, slot.kind, zeros, bits / size, None if entropy is None else entropy / size
             )
-        )
+    codec = next((form.codecs[sections[form.name].codec] for form in forms_in(schema)), "")
     elements = sum(slot.size for slot in schema.slots)
-    return Summary(tuple(rows), metadata, header.codec, len(data), 4 * elements)
+    return Summary(tuple(rows[slot.name] for slot in schema.slots), metadata, codec, len(data), 4 * elements)
 
 
-def _cost(spread: Spread, pooled: NDArray[np.int64], codec: str, stream: memoryview) -> float:
-    """Bits that a tensor's trits cost, up to a factor: all alike in base-3, else by the model they were coded with."""
-    if codec == "base3":
-        return float(sum(spread))
-    model = np.array(spread) if codec == "ans" and stream[0] == MODEL_A_TENSOR else pooled
-    return sum(n * log2(model.sum() / m) for n, m in zip(spread, model.tolist(), strict=True) if n)
+def _rooms(schema: Schema) -> dict[str, int]:
+    """What a reader makes room for, form by form: trits, and bytes of the others."""
+    return {form.name: form.unpacked(schema.of(form.kinds)) for form in forms_in(schema)}
 
 
 def _plausible(schema: Schema, length: int) -> bool:
-    most = FREE_BYTES + RATIO * length
-    return schema.trits <= most and schema.size - 4 * schema.trits <= most
+    return all(room <= FREE_BYTES + RATIO * length for room in _rooms(schema).values())
 
 
 def read_front(data: bytes) -> tuple[Schema, dict[str, str], int]:
@@ -168,7 +150,7 @@ def read_front(data: bytes) -> tuple[Schema, dict[str, str], int]:
     except (ValueError, RecursionError) as problem:
         raise WrongFile(f"the header cannot be read: {problem}") from None
     if not _plausible(schema, len(view)):
-        raise WrongFile(f"{schema.trits} trits and {schema.size - 4 * schema.trits} bytes in a file of {len(view)}")
+        raise WrongFile(f"{_rooms(schema)} in a file of {len(view)} bytes")
     return schema, metadata, start + length
 
 

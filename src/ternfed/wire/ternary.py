@@ -16,9 +16,9 @@ from ternfed.wire.errors import MessageError, WrongScale
 from ternfed.wire.form import Buffer, Coded, Form, Options, Slots, check_tensor
 from ternfed.wire.held import HeldTrits, Trits
 from ternfed.wire.schema import Kind, Slot
-from ternfed.wire.trits import Codes, flat_codes, symbols
+from ternfed.wire.trits import Codes, flat_codes, spread_of, symbols
 
-ONE_FACTOR = 2
+ONE_FACTOR = 0x20
 """The flag that says that the negative scales are the positive ones."""
 
 
@@ -66,8 +66,10 @@ def _check(slot: Slot, value: Ternary) -> None:
             raise MessageError(f"{slot.name}: the {side} scale is {float(scale)}; it must be finite and not negative")
 
 
-def _hold(slots: Slots, tensors: Mapping[str, Tensor], keep: bool) -> HeldTrits:
-    """The int8 codes that the reference has for every ternary slot."""
+def _hold(slots: Slots, tensors: Mapping[str, Tensor], keep: bool) -> HeldTrits | None:
+    """The int8 codes that the reference has for every ternary slot; one that has none of them is no reference here."""
+    if not any(slot.name in tensors for slot in slots):
+        return None
     parts = []
     for slot in slots:
         if slot.name not in tensors:
@@ -110,10 +112,29 @@ def _decode(slots: Slots, coded: Coded, held: HeldTrits | None) -> list[Ternary]
     return out
 
 
+def _costs(values: Sequence[Ternary], coded: Coded) -> list[float]:
+    """All trits cost alike in base-3, else what the model says they were coded with."""
+    spreads = np.array([_spread(value) for value in values], np.int64).reshape(-1, 3)
+    if coded.codec == base3.TAG:
+        return [float(size) for size in spreads.sum(axis=1)]
+    each = coded.codec == ans.TAG and coded.stream[0] == ans.MODEL_A_TENSOR
+    models = spreads if each else np.broadcast_to(spreads.sum(axis=0), spreads.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bits = np.where(spreads > 0, spreads * np.log2(models.sum(axis=1, keepdims=True) / models), 0.0)
+    return [float(total) for total in bits.sum(axis=1)]
+
+
+def _spread(value: Ternary) -> ans.Spread:
+    return spread_of(flat_codes("", value.codes))
+
+
 TERNARY: Form[Ternary, HeldTrits] = Form(
     name="ternary",
     value_type=Ternary,
     kinds=(Kind.TERNARY,),
+    codecs=CODEC_NAMES,
+    referring=frozenset(CODECS) - {"base3"},
+    own_flags=ONE_FACTOR,
     fields=Ternary._fields,
     parts=_parts,
     join=_join,
@@ -126,6 +147,9 @@ TERNARY: Form[Ternary, HeldTrits] = Form(
     encode=_encode,
     front=_front,
     decode=_decode,
+    unpacked=lambda slots: sum(_sizes(slots)),
+    costs=_costs,
+    entropy=lambda value: ans.entropy_bits(np.array(_spread(value))),
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ternfed.wire import WireError
 
-STYPE = "ternfed.v1"
+STYPE = "ternfed.v2"
 KEY = "ternfed"
 
 

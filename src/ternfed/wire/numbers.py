@@ -1,0 +1,179 @@
+"""Lists of whole numbers near their order-0 entropy: histograms of buckets, and the bits below a bucket as they are.
+
+Small numbers have a bucket each; from 2^(fine + 1) on, numbers that agree in their top bits share one. `fine` is chosen
+per list: many numbers pay for an exact histogram, a few for a coarse one. Both sides compute the frequencies from the
+counts in whole numbers, as in ans.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import constriction
+import numpy as np
+from numpy.typing import NDArray
+
+from ternfed.wire import varint
+from ternfed.wire.ans import PRECISION, entropy_bits
+from ternfed.wire.errors import ImpossibleCount, WrongProbabilities
+
+Numbers = NDArray[np.int32]
+Counts = NDArray[np.int64]
+
+FINEST = 8
+"""`fine` is 1 to this."""
+MOST = 1 << 25
+"""No number is larger: the difference of two codes of a grid."""
+BLOCK = 1 << 16
+"""Numbers that are coded at a time: symbols, then the bits below them."""
+
+
+class Model(NamedTuple):
+    """What a list was found to hold."""
+
+    fine: int
+    low: int
+    """Buckets below that of zero."""
+    counts: Counts
+    """Of the buckets from -low upwards."""
+
+    def write(self) -> bytes:
+        """How fine and how many on either side, then every count but zero's."""
+        counts = self.counts.tolist()
+        head = varint.write(8 * self.low + self.fine - 1) + varint.write(len(counts) - 1 - self.low)
+        return head + b"".join(varint.write(count) for count in counts[: self.low] + counts[self.low + 1 :])
+
+    @property
+    def bits(self) -> float:
+        """What the list costs with it: entropy, bits below the buckets, and the model itself."""
+        widths = bounds(np.abs(np.arange(-self.low, len(self.counts) - self.low)), self.fine)[1]
+        return entropy_bits(self.counts) + float(widths @ self.counts) + 8 * len(self.write())
+
+
+def read_model(data: memoryview, at: int, total: int) -> tuple[Model, int]:
+    """The model of a list of so many numbers, and where the next thing starts."""
+    head, at = varint.read(data, at)
+    high, at = varint.read(data, at)
+    fine, low = head % 8 + 1, head // 8
+    if max(low, high) > bucket_of(MOST, fine):
+        raise ImpossibleCount(f"a model of {low} + 1 + {high} buckets")
+    counts = []
+    for _ in range(low + high):
+        count, at = varint.read(data, at)
+        counts.append(count)
+    if sum(counts) > total or (low and not counts[0]) or (high and not counts[-1]):
+        raise ImpossibleCount(f"a model of {sum(counts)} numbers beside zero, the list has {total}, or an empty bucket")
+    return Model(fine, low, np.array([*counts[:low], total - sum(counts), *counts[low:]], np.int64)), at
+
+
+class Histogram(NamedTuple):
+    """The different numbers of some lists and how often each of them occurs."""
+
+    values: NDArray[np.int64]
+    counts: Counts
+
+    def model(self, fine: int) -> Model:
+        """The model with buckets that fine."""
+        if not len(self.values):
+            return Model(fine, 0, np.zeros(1, np.int64))
+        symbols = symbols_of(self.values, fine)[0]
+        low, high = max(0, -int(symbols.min())), max(0, int(symbols.max()))
+        counts = np.bincount(symbols + low, weights=self.counts, minlength=low + high + 1)
+        return Model(fine, low, counts.astype(np.int64))
+
+    def best(self) -> Model:
+        """The model with which the list is smallest."""
+        largest = int(np.abs(self.values).max(initial=0))
+        # Finer than one bucket a number changes nothing.
+        finest = next((fine for fine in range(1, FINEST) if largest < 2 << fine), FINEST)
+        return min((self.model(fine) for fine in range(1, finest + 1)), key=lambda model: model.bits)
+
+
+def histogram(lists: Sequence[Numbers]) -> Histogram:
+    """Of all lists together."""
+    flat = np.concatenate(lists) if len(lists) != 1 else lists[0]
+    if not len(flat):
+        return Histogram(np.empty(0, np.int64), np.empty(0, np.int64))
+    low, high = int(flat.min()), int(flat.max())
+    if high - low > max(BLOCK, len(flat)):
+        values, counts = np.unique(flat, return_counts=True)
+        return Histogram(values.astype(np.int64), counts.astype(np.int64))
+    counts = np.bincount(flat - low)
+    used = np.flatnonzero(counts)
+    return Histogram(used + low, counts[used].astype(np.int64))
+
+
+def bucket_of(size: int, fine: int) -> int:
+    """The bucket of one number that is not negative."""
+    return int(symbols_of(np.array([size]), fine)[0][0])
+
+
+def symbols_of(numbers: NDArray[Any], fine: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The bucket of each number, with its sign, and how many bits lie below the top ones of each."""
+    sizes = np.abs(numbers.astype(np.int64))
+    if int(sizes.max(initial=0)) < 2 << fine:
+        return numbers.astype(np.int64), np.zeros(len(numbers), np.int64)
+    widths = np.maximum(np.frexp(sizes.astype(np.float64))[1] - (fine + 1), 0).astype(np.int64)
+    return np.sign(numbers) * ((widths << fine) + (sizes >> widths)), widths
+
+
+def bounds(buckets: NDArray[np.int64], fine: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The smallest number of each bucket that is not negative, and how many bits say which it is."""
+    widths = np.maximum((buckets >> fine) - 1, 0)
+    tops = np.where(buckets < 2 << fine, buckets, (buckets & ((1 << fine) - 1)) + (1 << fine))
+    return tops << widths, widths
+
+
+def push(coder: Any, numbers: Numbers, model: Model) -> None:
+    """Put a list on the coder's stack."""
+    if len(model.counts) == 1:
+        return
+    categorical = _categorical(model.counts)
+    for at in reversed(range(0, len(numbers), BLOCK)):
+        part = numbers[at : at + BLOCK]
+        symbols, widths = symbols_of(part, model.fine)
+        sizes = np.abs(part)
+        for width in sorted(set(widths.tolist()) - {0}, reverse=True):
+            below = sizes[widths == width] & ((1 << width) - 1)
+            coder.encode_reverse(below.astype(np.int32), _uniform(width))
+        coder.encode_reverse((symbols + model.low).astype(np.int32), categorical)
+
+
+def pop(coder: Any, total: int, model: Model) -> Numbers:
+    """Take a list of so many numbers from the coder's stack."""
+    out = np.zeros(total, np.int32)
+    if len(model.counts) == 1:
+        return out
+    buckets = np.arange(-model.low, len(model.counts) - model.low)
+    starts, widths_of = bounds(np.abs(buckets), model.fine)
+    signs = np.sign(buckets)
+    categorical, found = _categorical(model.counts), np.zeros(len(buckets), np.int64)
+    for at in range(0, total, BLOCK):
+        part = out[at : at + BLOCK]
+        places = coder.decode(categorical, len(part))
+        found += np.bincount(places, minlength=len(buckets))
+        sizes, widths = starts[places], widths_of[places]
+        for width in sorted(set(widths.tolist()) - {0}):
+            there = np.flatnonzero(widths == width)
+            sizes[there] += coder.decode(_uniform(width), len(there))
+        part[:] = signs[places] * sizes
+    if not np.array_equal(found, model.counts):
+        raise WrongProbabilities("the numbers that came are not those their model was built for")
+    return out
+
+
+def _categorical(counts: Counts) -> Any:
+    return constriction.stream.model.Categorical(weights(counts).astype(np.float64), perfect=False)
+
+
+def _uniform(width: int) -> Any:
+    return constriction.stream.model.Uniform(1 << width)
+
+
+def weights(counts: Counts) -> NDArray[np.int64]:
+    """⌊(2^24 - K) · n_k / n⌋ of the K buckets; the commonest takes what is left. One more each makes 2^24."""
+    free, total = PRECISION - len(counts), int(counts.sum())
+    out = np.array([free * count // total for count in counts.tolist()], np.int64)
+    out[int(counts.argmax())] += free - int(out.sum())
+    return out
