@@ -247,7 +247,7 @@ class TestTFedAvgServer:
         server = algorithm.update(opened(network), uploads(average), helpers(0.90, 0.93))
         expected = requantize(average["2.weight"], Rule.MEAN, 0.7)
         assert server.strategy is Strategy.TERNARY
-        assert torch.equal(server.ternary["2.weight"].codes, expected.codes)
+        assert torch.equal(server.sent["2.weight"].codes, expected.codes)
         assert torch.equal(server.weights["2.weight"], expected.dense())
         assert torch.equal(server.weights["0.weight"], average["0.weight"])
 
@@ -256,7 +256,7 @@ class TestTFedAvgServer:
         average = moved(network.weights())
         server = algorithm.update(opened(network), uploads(average), helpers(0.89, 0.93))
         assert server.strategy is Strategy.FULL
-        assert server.ternary == {}
+        assert server.sent == {}
         assert_same(server.weights, average)
         message = algorithm.broadcast(server, False)
         assert not any(isinstance(value, Ternary) for value in message.tensors.values())
@@ -287,11 +287,11 @@ class TestTFedAvgServer:
     def test_trits_that_no_client_changes_stay_whatever_the_factor_learns(self, network: Network, scale: float) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings())
         server = algorithm.update(opened(network), uploads(moved(network.weights())), helpers(1.0, 1.0))
-        codes = server.ternary["2.weight"].codes
+        codes = server.sent["2.weight"].codes
         for step in range(1, 6):
             agreed = {**server.weights, "2.weight": scale**step * codes}
             server = algorithm.update(server, uploads(agreed), helpers(1.0, 1.0))
-            assert torch.equal(server.ternary["2.weight"].codes, codes)
+            assert torch.equal(server.sent["2.weight"].codes, codes)
 
     def test_what_one_client_of_five_asks_for_again_and_again_comes_about(self, network: Network) -> None:
         codes = torch.ones_like(network.weights()["2.weight"])
@@ -304,7 +304,7 @@ class TestTFedAvgServer:
             for _ in range(4):
                 average = {**network.weights(), "2.weight": vote}
                 server = algorithm.update(server, uploads(average), helpers(1.0, 1.0))
-            assert bool(server.ternary["2.weight"].codes.view(-1)[0]) is flips
+            assert bool(server.sent["2.weight"].codes.view(-1)[0]) is flips
 
     def test_clients_notice_a_collapse_one_round_later(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(judging=tfedavg.Judging.CLIENTS))

@@ -91,8 +91,8 @@ def test_the_fast_path_agrees_with_one_client_at_a_time(
     slow, _ = rounds(federation(digits, *options))
     for name, tensor in fast.server.weights.items():
         torch.testing.assert_close(tensor, slow.server.weights[name], rtol=1e-4, atol=1e-5)
-    for name, ternary in fast.server.ternary.items():
-        assert torch.equal(ternary.codes, slow.server.ternary[name].codes)
+    for name, ternary in fast.server.sent.items():
+        assert torch.equal(ternary.codes, slow.server.sent[name].codes)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ class TestJudging:
         clients = ("federation.rounds=2", "training.epochs=5", "algorithm.plain_epochs=0")
         state, records = rounds(federation(digits, *server, *clients))
         assert records[-1].strategy == "II"
-        assert state.server.ternary == {}
+        assert state.server.sent == {}
 
     def test_broadcasts_in_full_precision_go_out_after_their_shares_of_the_rounds(self, digits: DataSet) -> None:
         options = ("algorithm.judging=off", "algorithm.full_at=[0.3, 0.65]", "federation.rounds=7")

@@ -61,6 +61,12 @@ class Network:
         return tuple(name for name, _ in self.model.named_buffers())
 
     @cached_property
+    def floats(self) -> tuple[str, ...]:
+        """Parameters and buffers that hold floats: all but counters."""
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return tuple(name for name, tensor in named.items() if tensor.is_floating_point())
+
+    @cached_property
     def has_statistics(self) -> bool:
         """Whether there are BatchNorm statistics to be averaged or recomputed."""
         return any(name.endswith("running_mean") for name in self.buffers)
@@ -76,12 +82,18 @@ class Network:
         numbers: tuple[str, ...] = (),
         kind: Kind = Kind.FLOAT32,
         without: tuple[str, ...] = (),
+        grid: tuple[str, ...] = (),
     ) -> Schema:
-        """The schema of a message with the whole model in it: some slots as trits, other floats as `kind`."""
+        """The schema of a message with the whole model in it: some slots as trits or on a grid, other floats as `kind`.
+
+        On a grid, matrices and kernels have one step per row.
+        """
 
         def kind_of(name: str, tensor: Tensor) -> Kind:
             if name in ternary:
                 return Kind.TERNARY
+            if name in grid:
+                return Kind.GRID_ROWS if tensor.dim() > 1 else Kind.GRID
             return kind if tensor.is_floating_point() and name in self.parameters else Kind(str(tensor.dtype)[6:])
 
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -179,8 +191,8 @@ class Server:
 
     weights: Weights
     """The global model, parameters and buffers, as the clients get it."""
-    ternary: Mapping[str, Value] = field(default_factory=dict)
-    """The same for the layers that are broadcast as trits this round."""
+    sent: Mapping[str, Value] = field(default_factory=dict)
+    """The same for the tensors that are broadcast in another form than plain floats: trits, or on a grid."""
     memory: Any = field(default_factory=Nothing)
     """What the algorithm itself must remember, an error residual for example: a value of its `server_memory`."""
     strategy: Strategy | None = None

@@ -73,8 +73,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
 
     def broadcast(server: Server, held: bool) -> Message:
         buffers = {name: server.weights[name] for name in network.buffers}
-        if held and server.ternary:
-            return Message({**server.ternary, **buffers}, {})
+        if held and server.sent:
+            return Message({**server.sent, **buffers}, {})
         return Message({name: server.weights[name] for name in (*names, *network.buffers)}, {})
 
     def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
@@ -90,7 +90,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
 
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
         if not uploads.average:
-            return replace(server, ternary={})  # the last update must not be applied twice
+            return replace(server, sent={})  # the last update must not be applied twice
         parameters, buffers = split(uploads.average, network)
         sent, residual = compress(add(parameters, server.memory.residual), settings.sparsity_down)
         weights = {name: server.weights[name] + sent[name].dense() for name in names}

@@ -193,7 +193,7 @@ def conclude(
     best = (validation, number) if is_best else (state.best, state.best_round)
     reached = State(number, server, after.memories, after.holders, after.broadcast, *best)
     algorithm = federation.algorithm
-    codes = algorithm.reference(algorithm.broadcast(server, False))
+    codes = _trits(algorithm.reference(algorithm.broadcast(server, False)))
     travels = 0 if algorithm.central else 1
     outcome = Round(
         round=number,
@@ -213,7 +213,7 @@ def conclude(
         skipped=uploads.skipped,
         dropped=after.dropped,
         strategy=server.strategy,
-        changed=_changed(after.broadcast.lent, codes),
+        changed=_changed(_trits(after.broadcast.lent), codes),
         zeros=_zeros(codes),
         layer_bits=traffic.layer_bits(),
         seconds=clock.seconds,
@@ -256,6 +256,11 @@ def _helpers(federation: Federation, number: int) -> Helpers:
     if evaluator is None:  # and so the algorithm asks for neither, or open_federation had refused
         return Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights, reaches_share=reaches_share)
     return Helpers(judge=evaluator.goodness, statistics=evaluator.statistics, reaches_share=reaches_share)
+
+
+def _trits(lent: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
+    """Those of the tensors that a broadcast gives both sides which are trits."""
+    return None if lent is None else {name: codes for name, codes in lent.items() if codes.dtype == torch.int8}
 
 
 def _changed(before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor] | None) -> float | None:

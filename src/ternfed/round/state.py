@@ -46,7 +46,7 @@ def pack(state: State) -> tuple[Weights, dict[str, Any]]:
     """The tensors and facts of a checkpoint."""
     tensors = _named(MODEL, state.server.weights)
     tensors |= _named("server/memory/", tensors_of(state.server.memory))
-    tensors |= _named("server/ternary/", take_apart(state.server.ternary))
+    tensors |= _named("server/sent/", take_apart(state.server.sent))
     for client, memory in state.memories.items():
         tensors |= _named(f"client/{client}/", tensors_of(memory))
     if state.broadcast is not None:
@@ -77,7 +77,7 @@ def unpack(algorithm: Algorithm, round: int, tensors: Mapping[str, Tensor], fact
 def _unpack(algorithm: Algorithm, round: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> State:
     server = Server(
         weights=_under(tensors, MODEL),
-        ternary=put_together(_under(tensors, "server/ternary/")),
+        sent=put_together(_under(tensors, "server/sent/")),
         memory=memory_of(algorithm.server_memory, _under(tensors, "server/memory/")),
         strategy=None if facts["strategy"] is None else Strategy(facts["strategy"]),
     )

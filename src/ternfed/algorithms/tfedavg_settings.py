@@ -1,0 +1,149 @@
+"""The settings of T-FedAvg, and its presets (docs/recipe.md says what each choice is for)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ternfed.algorithms.statistics import Statistics
+from ternfed.quantize.ternary import FactorGradient, Quantizer, Rule, Scale
+from ternfed.wire import Kind
+
+
+class Start(StrEnum):
+    """Where w^q starts in each round."""
+
+    MEAN = "mean"
+    """The mean size of the received weights above the threshold."""
+    ONE = "one"
+
+
+class Latents(StrEnum):
+    """The scale of the latent weights at the start of a round."""
+
+    RECEIVED = "received"
+    NORMALISED = "normalised"
+    """θ / max|θ|: in [-1, 1], so that the rate at which trits flip does not depend on the layer's scale."""
+
+
+class Upload(StrEnum):
+    """What clients send of the ternary layers."""
+
+    AUTO = "auto"
+    """Trits where the network has BatchNorm, which makes up for the scale of noisy layers; else differences."""
+    TRITS = "trits"
+    """The trits of a network that was trained to be ternary."""
+    DIFFERENCES = "differences"
+    """How far plain training moved the weights from the received trits, in a few bits each; the server adds the mean to
+    latent weights of its own, whose trits it broadcasts."""
+
+
+class Judging(StrEnum):
+    """Who says whether the quantized broadcast has collapsed."""
+
+    SERVER = "server"
+    """Data held out on the server: quantized against averaged model, before either is sent."""
+    CLIENTS = "clients"
+    """The clients' score of the broadcast they received, against the best they reported so far: a collapse is
+    noticed one round later, and the next broadcast is in full precision."""
+    OFF = "off"
+    """Strategy I in every round."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """T-FedAvg's settings."""
+
+    upload: Upload = Upload.AUTO
+    difference_bits: int = 2
+    """Of each weight in an upload of differences: 2 bits are -1, 0 or +1 times a step, rounded at random."""
+    server_rate: float = 1.0
+    """So much of the mean difference is added to the server's latent weights."""
+    rest_bits_up: int | None = 3
+    """Of each number that is not ternary, in uploads: its change, rounded at random. "none": floats (`dense`)."""
+    rest_bits_down: int | None = 4
+    """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
+    rule: Rule = Rule.MEAN
+    """Threshold rule on the client: Δ = factor · mean|θ| or factor · max|θ|."""
+    factor: float = 0.7
+    """Threshold factor on the client: T_k, or its lower end when randomised."""
+    randomise: bool = False
+    """Draw T_k anew for each client and round from [factor, factor + 0.01) (eq. tk)."""
+    scale: Scale = Scale.TRAINED
+    """w^q `trained`, a `pair` w_p and w_n trained, or the `mean` of the kept weights."""
+    gradient: FactorGradient = FactorGradient.SCALED
+    start: Start = Start.MEAN
+    latents: Latents = Latents.NORMALISED
+    clip: float | None = 1.0
+    """Latent weights stay in [-clip, clip]; "none": they are not clipped."""
+    own_adam: bool = True
+    """Latent weights are moved by an Adam of their own, so that the rate of flips does not depend on the optimizer of
+    the other weights. False: by that one."""
+    latent_rate: float | None = None
+    """The rate of that Adam in the first round, which falls as the other rates do; none: 0.04. Without an Adam of their
+    own, latent weights learn at so many times the learning rate; none: 24."""
+    factor_rate: float | None = None
+    """And the factors at so many times; none: 8 with SGD, 0.1 with Adam, whose steps do not shrink by themselves."""
+    keep_latents: bool = False
+    """A client keeps its latent weights between rounds where the broadcast agrees with its own trit."""
+    plain_epochs: int | None = None
+    """So many first local epochs train without quantization; none: three fifths of them, rounded down."""
+    server_rule: Rule = Rule.MEAN
+    server_factor: float = 0.7
+    error_feedback: float = 1.0
+    """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
+    ternary_start: bool = True
+    """The first broadcast, the model before training, is quantized too."""
+    full_at: tuple[float, ...] = ()
+    """After these shares of the rounds one broadcast goes out in full precision: the clients see which trits their
+    votes agree on and which are in doubt, and settle those."""
+    judging: Judging = Judging.SERVER
+    tolerance: float = 0.03
+    """Strategy II when the quantized model is worse by more than this, in the metric's units (accuracy: 0 to 1)."""
+    statistics: Statistics = Statistics.BEST
+    dense: Kind = Kind.FLOAT32
+    """The precision that layers which are not ternary travel in."""
+    send_first: bool = True
+    """False: the first layer is not transmitted, and stays as it was at the start on every side."""
+
+    def __post_init__(self) -> None:
+        Quantizer(self.rule, self.factor)
+        Quantizer(self.server_rule, self.server_factor)
+        for key in ("difference_bits", "rest_bits_up", "rest_bits_down"):
+            bits = getattr(self, key)
+            if bits is not None and not 2 <= bits <= 16:
+                raise ValueError(f"{key} = {bits}: 2 to 16 is allowed")
+        for key in ("latent_rate", "server_rate", "factor_rate", "plain_epochs", "error_feedback", "tolerance"):
+            if (getattr(self, key) or 0) < 0:
+                raise ValueError(f"{key} = {getattr(self, key)}: at least 0 is needed")
+        for share in self.full_at:
+            if not 0 < share < 1:
+                raise ValueError(f"full_at = {list(self.full_at)}: shares of the rounds between 0 and 1 are needed")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")
+
+
+PRESETS: Mapping[str, Settings] = {
+    "paper": Settings(
+        factor=0.05,
+        randomise=True,
+        gradient=FactorGradient.PAPER,
+        latents=Latents.RECEIVED,
+        upload=Upload.TRITS,
+        rest_bits_up=None,
+        rest_bits_down=None,
+        clip=None,
+        own_adam=False,
+        latent_rate=1.0,
+        factor_rate=1.0,
+        plain_epochs=0,
+        server_rule=Rule.MAX,
+        server_factor=0.05,
+        error_feedback=0.0,
+        ternary_start=False,
+        statistics=Statistics.AVERAGE,
+    ),
+    "frozen": Settings(upload=Upload.TRITS, latent_rate=0.0, plain_epochs=0),
+}
+"""`paper`: as published. `frozen`: the control whose trits never change; only scales and the other layers learn."""

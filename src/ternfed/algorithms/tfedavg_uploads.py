@@ -1,0 +1,197 @@
+"""The two ways in which ternary layers reach T-FedAvg's server: as trits, or as differences to the trits received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ternfed.algorithms.algorithm import Client, Local, Network, Training, Weights, dense_weights
+from ternfed.algorithms.optimizers import Adam
+from ternfed.algorithms.rest import changes
+from ternfed.algorithms.tfedavg_settings import Latents, Settings, Start, Upload
+from ternfed.quantize.ternary import (
+    Quantizer,
+    client_factor,
+    largest_size,
+    normalise,
+    start_factors,
+    ternary_of,
+)
+from ternfed.wire import Message, Value
+
+OWN_RATE, SHARED_RATE = 0.04, 24.0
+"""The rate of the latent weights where none is set: of their own Adam, or in multiples of the common rate."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServerMemory:
+    """What the server remembers."""
+
+    lost: Weights = field(default_factory=dict)
+    """What the last requantization lost of each ternary layer, in units of its scale."""
+    best: Tensor | None = None
+    """The best score that clients have reported, where they judge."""
+    rest: Weights = field(default_factory=dict)
+    """What is not ternary, unrounded, where it is sent on a grid."""
+    latents: Weights = field(default_factory=dict)
+    """The latent weights of the ternary layers, where clients send differences."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientMemory:
+    """What a client remembers, where it keeps its latent weights."""
+
+    latents: Weights = field(default_factory=dict)
+    codes: Weights = field(default_factory=dict)
+    """The trits that it sent."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the ternary layers of clients reach the server."""
+
+    training: Training
+    as_trits: tuple[str, ...]
+    """Those that uploads hold as trits."""
+    on_grid: tuple[str, ...]
+    """Those that uploads hold on a grid."""
+    start: Callable[[Weights, Weights, Mapping[str, Tensor], ClientMemory, Client], Local]
+    """What a client trains, from parameters, buffers and trits received."""
+    finish: Callable[[Local, Message, ClientMemory, Client], tuple[dict[str, Value], ClientMemory]]
+    """What it sends of the ternary layers, and what it remembers."""
+    opened: Callable[[Weights], Weights]
+    """The server's latent weights before the first round."""
+    combined: Callable[[Weights, ServerMemory], tuple[Weights, Weights, Weights]]
+    """From the average: the model in full precision, the ternary layers to quantize, the server's latent weights."""
+    lost: Callable[[Tensor, Tensor], Tensor] | None = None
+    """What trits do not tell of a layer, to be added to the next average; None: the latent weights have it."""
+    guarded: bool = True
+    """Whether the model in full precision is one that clients trained, so that Strategy II can fall back to it."""
+
+
+def way_up(network: Network, training: Training, settings: Settings, untrained: tuple[str, ...]) -> Way:
+    """The way that the settings ask for, or that suits the network."""
+    differences = settings.upload is Upload.DIFFERENCES
+    if settings.upload is Upload.AUTO:
+        differences = not network.has_statistics
+    return (_differences if differences else _trits)(network, training, settings, untrained)
+
+
+def _trits(network: Network, training: Training, settings: Settings, untrained: tuple[str, ...]) -> Way:
+    """Clients train ternary layers (FTTQ) and send their trits; the server averages what the trits stand for."""
+    names = network.ternary
+    quantizer = Quantizer(settings.rule, settings.factor, settings.scale, settings.gradient)
+    plain_epochs = 3 * training.epochs // 5 if settings.plain_epochs is None else settings.plain_epochs
+    if plain_epochs >= training.epochs:
+        raise ValueError(f"plain_epochs = {plain_epochs}: fewer than the {training.epochs} local epochs is needed")
+    by_optimizer = 8.0 if training.optimizer.steps_follow_gradient else 0.1
+    usual = OWN_RATE if settings.own_adam else SHARED_RATE
+
+    def threshold_of(client: Client) -> float:
+        if not settings.randomise:
+            return settings.factor
+        return client_factor(client.index, client.count, client.draw("threshold"), settings.factor)
+
+    def start(
+        parameters: Weights, buffers: Weights, codes: Mapping[str, Tensor], memory: ClientMemory, client: Client
+    ) -> Local:
+        local_quantizer = replace(quantizer, factor=threshold_of(client))
+        factors, scales = {}, {}
+        for name in names:
+            started = start_factors(parameters[name], local_quantizer)
+            if started is not None:
+                factors[name] = started if settings.start is Start.MEAN else torch.ones_like(started)
+            if settings.latents is Latents.NORMALISED:
+                if plain_epochs:
+                    scales[name] = float(largest_size(parameters[name]))
+                parameters[name] = normalise(parameters[name])
+            if settings.keep_latents and name in memory.latents:
+                agrees = codes[name] == memory.codes[name]
+                parameters[name] = torch.where(agrees, memory.latents[name], parameters[name])
+        return Local(parameters, buffers, factors, local_quantizer.factor, scales)
+
+    def finish(
+        local: Local, received: Message, memory: ClientMemory, client: Client
+    ) -> tuple[dict[str, Value], ClientMemory]:
+        local_quantizer = replace(quantizer, factor=local.threshold)
+        ternary = {
+            name: ternary_of(local.weights[name], local.factors.get(name), local_quantizer, name) for name in names
+        }
+        if settings.keep_latents:
+            latents = {name: local.weights[name] for name in names}
+            memory = ClientMemory(latents, {name: ternary[name].codes for name in names})
+        return {**ternary}, memory
+
+    def lost(wanted: Tensor, codes: Tensor) -> Tensor:
+        return settings.error_feedback * _lost(wanted, codes)
+
+    def combined(average: Weights, before: ServerMemory) -> tuple[Weights, Weights, Weights]:
+        return average, {name: _with_lost(average[name], before.lost.get(name)) for name in names}, {}
+
+    return Way(
+        training=replace(
+            training,
+            quantizer=quantizer,
+            ternary=names,
+            latent_optimizer=Adam() if settings.own_adam else None,
+            latent_rate=usual if settings.latent_rate is None else settings.latent_rate,
+            factor_rate=by_optimizer if settings.factor_rate is None else settings.factor_rate,
+            clip=settings.clip,
+            plain_epochs=plain_epochs,
+            frozen=untrained,
+        ),
+        as_trits=names,
+        on_grid=(),
+        start=start,
+        finish=finish,
+        opened=lambda weights: {},
+        combined=combined,
+        lost=lost if settings.error_feedback else None,
+    )
+
+
+def _differences(network: Network, training: Training, settings: Settings, untrained: tuple[str, ...]) -> Way:
+    """Clients train plain weights from the received trits and send how far they moved; the server has the latents."""
+    names = network.ternary
+
+    def finish(
+        local: Local, received: Message, memory: ClientMemory, client: Client
+    ) -> tuple[dict[str, Value], ClientMemory]:
+        layers = {name: local.weights[name] for name in names}
+        return {**changes(layers, dense_weights(received), settings.difference_bits, client.draw("layers"))}, memory
+
+    def combined(average: Weights, before: ServerMemory) -> tuple[Weights, Weights, Weights]:
+        latents = {name: before.latents[name] + settings.server_rate * average[name] for name in names}
+        return {**average, **latents}, latents, latents
+
+    return Way(
+        training=replace(training, frozen=untrained),
+        as_trits=(),
+        on_grid=names,
+        start=lambda parameters, buffers, codes, memory, client: Local(parameters, buffers),
+        finish=finish,
+        opened=lambda weights: {name: weights[name] for name in names},
+        combined=combined,
+        guarded=False,
+    )
+
+
+def _lost(wanted: Tensor, codes: Tensor) -> Tensor:
+    """What trits do not tell of a layer: θ/s - I, where s is the mean size of the weights whose trit is not 0.
+
+    In units of the scale, which goes on learning: left-overs of an older, larger one would outgrow the weights and
+    flip trits that no client asks to flip.
+    """
+    scale = wanted[codes != 0].abs().mean() if bool(codes.any()) else torch.ones(())
+    return wanted / scale - codes
+
+
+def _with_lost(average: Tensor, lost: Tensor | None) -> Tensor:
+    """θ + s · lost. Where all clients agree the average is ±s, so that s is its largest size.
+
+    If no client changes a trit, this is the layer of the round before but for its scale, and the trits stay.
+    """
+    return average if lost is None else average + average.abs().max() * lost
