@@ -27,8 +27,8 @@ from ternfed.algorithms.algorithm import (
 from ternfed.data.partitions import histogram
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError
-from ternfed.round.exchange import Broadcast, reply
-from ternfed.round.state import State
+from ternfed.round.exchange import Broadcast, Broadcasts, reply
+from ternfed.round.state import State, keep
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
 from ternfed.runs.records import RESERVED
@@ -190,7 +190,9 @@ def conclude(
     clock.lap("evaluate")
     is_best = validation is None or state.best is None or measure.goodness(validation) > measure.goodness(state.best)
     best = (validation, number) if is_best else (state.best, state.best_round)
-    reached = State(number, server, after.memories, after.holders, after.broadcast, *best)
+    broadcast, packed = after.broadcasts.any(), after.broadcasts.packed()
+    holders, broadcasts = keep(state, after.holders, packed, federation.fp32_bytes)
+    reached = State(number, server, after.memories, holders, broadcasts, *best)
     algorithm = federation.algorithm
     codes = algorithm.reference(algorithm.broadcast(server, False))
     travels = 0 if algorithm.central else 1
@@ -212,7 +214,7 @@ def conclude(
         skipped=uploads.skipped,
         dropped=after.dropped,
         strategy=server.strategy,
-        changed=_changed(after.broadcast.lent, codes),
+        changed=_changed(broadcast.lent, codes),
         zeros=_zeros(codes),
         layer_bits=traffic.layer_bits(),
         seconds=clock.seconds,
@@ -224,9 +226,9 @@ def conclude(
 class RoundOutcome:
     """What a round leaves behind beside the average."""
 
-    broadcast: Broadcast
+    broadcasts: Broadcasts
     holders: tuple[int, ...]
-    """Who holds that broadcast now."""
+    """Who holds its broadcast now."""
     memories: Mapping[int, Any] = field(default_factory=dict)
     """What each client remembers, where clients are no machines of their own."""
     missing: tuple[int, ...] = ()
