@@ -222,6 +222,10 @@ class TestDivergence:
         state, (record,) = rounds(made)
         assert len(record.dropped) == 1
         assert record.dropped[0].startswith("client 7: linear1.weight holds NaN")
+        assert record.clients == len(made.parts)
+        # As over a network, where it keeps nothing of a round that it could not finish.
+        assert set(state.took_part) == set(range(len(made.parts))) - {7}
+        assert 7 not in state.memories
         assert all(torch.isfinite(tensor).all() for tensor in state.server.weights.values())
 
     def test_when_everyone_diverges_the_run_stops_with_a_sentence(self, digits: DataSet) -> None:

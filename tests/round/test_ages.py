@@ -24,14 +24,15 @@ def sparse() -> Federation:
     """λ = 0.1, most weights ternary."""
     options = [
         "algorithm.name=tfedavg",
-        "model.hidden=[32, 128, 128]",
+        "model.hidden=[16, 192, 96]",
         "federation.clients=20",
         "federation.participation=0.1",
         f"federation.rounds={ROUNDS}",
-        "training.epochs=1",
+        "training.epochs=2",
         "algorithm.plain_epochs=0",
+        "algorithm.judging=off",
         "training.optimizer=adam",
-        "training.rate=0.002",
+        "training.rate=0.003",
     ]
     return open_federation(Experiment.from_toml("", options), load("digits"))
 
@@ -61,10 +62,11 @@ def test_older_references_save_bytes_and_change_nothing_else(
         replace(record, bytes_down=0) for record in without
     ]
     assert all(mine.bytes_down <= theirs.bytes_down for mine, theirs in zip(records, without, strict=True))
-    # The trits did move, so that there is something to tell; the floats cost the same either way.
-    assert any((record.changed or 0) > 0.001 for record in records)
+    # It learns, and its trits move; the floats cost the same either way.
+    assert records[-1].score > 0.8
+    assert all((record.changed or 0) > 0 for record in records)
     late = slice(ROUNDS // 2, None)
-    assert sum(r.bytes_down for r in records[late]) < 0.9 * sum(r.bytes_down for r in without[late])
+    assert sum(r.bytes_down for r in records[late]) < 0.85 * sum(r.bytes_down for r in without[late])
 
 
 def test_only_broadcasts_that_somebody_holds_are_kept(whole: tuple[State, list[Round]]) -> None:

@@ -88,8 +88,9 @@ class Federation:
 
     @cached_property
     def fp32_bytes(self) -> int:
-        """What the whole model costs as raw numbers: float32, and counters in eight bytes."""
-        return sum(t.numel() * (4 if t.is_floating_point() else 8) for t in self.network.weights().values())
+        """What a message with the whole model costs as raw numbers: float32, and whole numbers in eight bytes."""
+        sent = self.network.without_counters(self.network.weights())
+        return sum(tensor.numel() * (4 if tensor.is_floating_point() else 8) for tensor in sent.values())
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -183,6 +184,7 @@ def conclude(
     """Server: the next state and the round's record, from what arrived."""
     number = state.round + 1
     server = federation.algorithm.update(state.server, uploads, _helpers(federation, number))
+    server = replace(server, weights=federation.network.with_counters(server.weights))
     clock.lap("aggregate")
     measure = federation.network.task.metric.measure
     score, loss = federation.test.evaluate(server.weights)
