@@ -25,8 +25,13 @@ from ternfed.wire import MissingReference
 RUN = "0123456789abcdef"
 
 
-def play_round(federation: Federation, state: State, folder: Path, again: bool = False) -> State:
-    """A round in which every client is a new process: nothing but bytes and its folder reaches it."""
+def play_round(
+    federation: Federation, state: State, folder: Path, again: bool = False, late: tuple[int, ...] = ()
+) -> State:
+    """A round in which every client is a new process: nothing but bytes and its folder reaches it.
+
+    The uploads of those who are late do not count.
+    """
     algorithm, number = federation.algorithm, state.round + 1
     broadcasts = Broadcasts(algorithm, state.server, number, state.broadcasts, state.holders)
     arrived = algorithm.aggregate.begin()
@@ -35,8 +40,9 @@ def play_round(federation: Federation, state: State, folder: Path, again: bool =
         for _ in range(2 if again else 1):
             site = open_site(federation.experiment, ClientSetup(index, len(federation.parts)), load("digits"))
             upload = work(site, Store(folder / str(index)), RUN, RoundRequest.of(request.group), data)
-        algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
-    outcome = RoundOutcome(broadcasts, tuple(federation.chosen(number)))
+        if index not in late:
+            algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
+    outcome = RoundOutcome(broadcasts, tuple(index for index in federation.chosen(number) if index not in late))
     return conclude(federation, state, algorithm.aggregate.finish(arrived), Traffic(), Clock(), outcome)[0]
 
 
@@ -69,6 +75,20 @@ def test_clients_that_sit_rounds_out_are_told_by_what_they_still_hold(tmp_path: 
         assert max(ages) > 1
     else:  # lends nothing, so only the last broadcast counts
         assert max(ages) == 1
+
+
+@pytest.mark.parametrize("name", ["tfedavg", "stc"])
+def test_a_client_whose_upload_came_too_late_still_has_what_the_server_takes_it_to_hold(
+    tmp_path: Path, name: str
+) -> None:
+    federation = open_digits(small(2, 4, f"algorithm.name={name}"))
+    state = play_round(federation, federation.open(), tmp_path)
+    state = play_round(federation, state, tmp_path, late=(0,))
+    assert Store(tmp_path / "0").load(RUN, 3) is not None
+    broadcasts = Broadcasts(federation.algorithm, state.server, 3, state.broadcasts, state.holders)
+    assert [broadcasts.held_by(client) for client in (0, 1)] == [1 if name == "tfedavg" else None, 2]
+    state = play_round(federation, state, tmp_path)
+    assert state.took_part == (0, 1)
 
 
 def test_a_client_without_the_broadcast_it_needs_says_so_and_changes_nothing(tmp_path: Path) -> None:

@@ -104,10 +104,12 @@ def work(site: Site, store: Store, run: str, request: RoundRequest, data: bytes)
     kept = store.load(run, request.round)
     given = None
     if request.held is not None:
-        if kept is None or kept.round != request.held:
+        # One older than the last where the server knows nothing of the last: the upload came too late.
+        held = kept if kept is not None and kept.round == request.held else store.after(run, request.held)
+        if held is None:
             have = "nothing" if kept is None else f"that of round {kept.round}"
             raise MissingReference(f"coded given the broadcast of round {request.held}; {have} is held")
-        given = None if kept.lent is None else Reference(kept.lent)
+        given = None if held.lent is None else Reference(held.lent)
     broadcast = receive(site.algorithm, data, given)
     if broadcast.message.numbers["round"] != request.round:
         raise WrongRound(f"a broadcast of round {broadcast.message.numbers['round']:g} came in round {request.round}")

@@ -35,13 +35,15 @@ class Store:
 
     def load(self, run: str, before: int) -> Kept | None:
         """The client as it stood before a round of a run; None where nothing is known. A damaged file is none."""
-        for number, file in sorted(self._files(run).items(), reverse=True):
-            if number < before:
-                try:
-                    return _read(file)
-                except (OSError, ValueError, KeyError):
-                    continue
-        return None
+        rounds = sorted((number for number in self._files(run) if number < before), reverse=True)
+        return next((kept for number in rounds if (kept := self.after(run, number)) is not None), None)
+
+    def after(self, run: str, round: int) -> Kept | None:
+        """The client as it stood after a round; None where that is not kept."""
+        try:
+            return _read(self._files(run)[round])
+        except (OSError, ValueError, KeyError):
+            return None
 
     def save(self, run: str, kept: Kept, start: int) -> None:
         """Keep the client after a round, and as it stood after round `start`, which it began from; nothing else."""
