@@ -124,8 +124,8 @@ class TestRecords:
         """The same messages are shorter by most of their trits where sender and receiver hold the broadcast."""
         made = federation(digits, "algorithm.name=tfedavg", "model.hidden=[64, 64, 64]", "federation.participation=1.0")
         algorithm, (state, _) = made.algorithm, next(iter(simulate.play(made)))
-        broadcasts = Broadcasts(algorithm, state.server, 2, state.broadcast, state.holders)
-        given, alone = broadcasts.for_client(state.holders[0]), broadcasts.given(None)
+        broadcasts = Broadcasts(algorithm, state.server, 2, state.broadcasts, state.holders)
+        given, alone = broadcasts.for_client(state.took_part[0]), broadcasts.given(None)
         trits = algorithm.up[0].trits
         assert len(given.data) < len(alone.data) - 0.1 * trits / 8
         site, nothing = made.site(0), replace(given.broadcast, reference=None)
@@ -222,6 +222,10 @@ class TestDivergence:
         state, (record,) = rounds(made)
         assert len(record.dropped) == 1
         assert record.dropped[0].startswith("client 7: linear1.weight holds NaN")
+        assert record.clients == len(made.parts)
+        # As over a network, where it keeps nothing of a round that it could not finish.
+        assert set(state.took_part) == set(range(len(made.parts))) - {7}
+        assert 7 not in state.memories
         assert all(torch.isfinite(tensor).all() for tensor in state.server.weights.values())
 
     def test_when_everyone_diverges_the_run_stops_with_a_sentence(self, digits: DataSet) -> None:

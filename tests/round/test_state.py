@@ -59,6 +59,7 @@ def test_a_state_comes_back_with_its_types_and_every_bit(settings: list[str]) ->
         assert type(again.memories[client]) is made.algorithm.client_memory
         assert_same(tensors_of(again.memories[client]), tensors_of(memory))
     assert_same(again.server.weights, state.server.weights)
+    assert (again.holders, again.broadcasts) == (state.holders, state.broadcasts)
 
 
 def test_only_a_ternary_algorithm_has_a_strategy() -> None:
@@ -80,7 +81,7 @@ class TestMisfits:
     def test_of_the_layout_before(self, made: Federation, state: State) -> None:
         tensors, _ = pack(state)
         old = {"holders": [], "server": {}, "numbers": None, "best": [0.5, 1]}
-        with pytest.raises(RunError, match=r"round 1 does not fit \(its layout is 1, .* reads 2\); start"):
+        with pytest.raises(RunError, match=r"round 1 does not fit \(its layout is 1, .* reads 3\); start"):
             unpack(made.algorithm, 1, tensors, old)
 
     def test_with_a_memory_of_another_algorithm(self, state: State) -> None:
@@ -111,7 +112,8 @@ def test_resuming_a_run_of_another_layout_is_one_sentence(tmp_path: Path, monkey
     run = ["run", "--out", "mine", "--rounds", "1", *(part for each in SMALL[1:] for part in ("--set", each))]
     monkeypatch.setattr(states, "LAYOUT", 1)
     assert CliRunner().invoke(app, run).exit_code == 0
-    monkeypatch.setattr(states, "LAYOUT", 2)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["run", "--out", "mine", "--resume", "--rounds", "2"])
     assert result.exit_code != 0
     assert "Traceback" not in result.output

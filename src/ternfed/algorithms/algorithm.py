@@ -67,6 +67,20 @@ class Network:
         return tuple(name for name, tensor in named.items() if tensor.is_floating_point())
 
     @cached_property
+    def counters(self) -> tuple[str, ...]:
+        """BatchNorm's counts of batches, where nothing is computed from them: they do not travel, and start from 0.
+
+        Statistics that are plain means over all batches (no momentum) need theirs.
+        """
+        return tuple(
+            f"{name}.num_batches_tracked".removeprefix(".")
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            and module.num_batches_tracked is not None
+            and module.momentum is not None
+        )
+
+    @cached_property
     def has_statistics(self) -> bool:
         """Whether there are BatchNorm statistics to be averaged or recomputed."""
         return any(name.endswith("running_mean") for name in self.buffers)
@@ -75,6 +89,14 @@ class Network:
         """A copy of the model's own tensors, parameters and buffers."""
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def without_counters(self, weights: Weights) -> Weights:
+        """What travels of a model."""
+        return {name: tensor for name, tensor in weights.items() if name not in self.counters}
+
+    def with_counters(self, weights: Weights) -> Weights:
+        """A whole model, from what travelled."""
+        return {**weights, **{name: torch.zeros((), dtype=torch.int64) for name in self.counters}}
 
     def schema(
         self,
@@ -86,7 +108,8 @@ class Network:
     ) -> Schema:
         """The schema of a message with the whole model in it: some slots as trits or on a grid, other floats as `kind`.
 
-        On a grid, matrices and kernels have one step per row.
+        All that a model is put together from: every parameter and buffer but `counters`. On a grid, matrices and
+        kernels have one step per row.
         """
 
         def kind_of(name: str, tensor: Tensor) -> Kind:
@@ -100,7 +123,7 @@ class Network:
         slots = (
             Slot(name, tuple(tensor.shape), kind_of(name, tensor))
             for name, tensor in named.items()
-            if name not in without
+            if name not in without and name not in self.counters
         )
         return Schema(tuple(slots), numbers)
 
@@ -278,9 +301,12 @@ class Algorithm:
 
 
 def as_kind(weights: Weights, network: Network, kind: Kind) -> Weights:
-    """Parameters in the precision they are sent in; buffers as they are."""
+    """What is sent of a model: parameters in this precision, buffers as they are, without counters."""
     dtype = {Kind.FLOAT32: torch.float32, Kind.BFLOAT16: torch.bfloat16, Kind.FLOAT16: torch.float16}[kind]
-    return {name: tensor.to(dtype) if name in network.parameters else tensor for name, tensor in weights.items()}
+    return {
+        name: tensor.to(dtype) if name in network.parameters else tensor
+        for name, tensor in network.without_counters(weights).items()
+    }
 
 
 def dense_weights(message: Message) -> Weights:
@@ -294,6 +320,6 @@ def _dense(value: Value) -> Tensor:
 
 
 def split(weights: Weights, network: Network) -> tuple[Weights, Weights]:
-    """(parameters, buffers)."""
-    parameters = {name: weights[name] for name in network.parameters}
-    return parameters, {name: weights[name] for name in network.buffers}
+    """(parameters, buffers) of a model that travelled."""
+    whole = network.with_counters(weights)
+    return {name: whole[name] for name in network.parameters}, {name: whole[name] for name in network.buffers}

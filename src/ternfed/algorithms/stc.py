@@ -72,10 +72,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     names = network.parameters
 
     def broadcast(server: Server, held: bool) -> Message:
-        buffers = {name: server.weights[name] for name in network.buffers}
-        if held and server.sent:
-            return Message({**server.sent, **buffers}, {})
-        return Message({name: server.weights[name] for name in (*names, *network.buffers)}, {})
+        sent = network.without_counters(server.weights)
+        return Message({**sent, **server.sent} if held else {**sent}, {})
 
     def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
         parameters, buffers = split(dense_weights(received), network)
@@ -86,7 +84,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
         update = {name: local.weights[name] - memory.model[name] for name in names}
         sent, residual = compress(add(update, memory.residual), settings.sparsity_up)
-        return Message({**sent, **local.buffers}, {}), replace(memory, residual=residual)
+        return Message({**sent, **network.without_counters(local.buffers)}, {}), replace(memory, residual=residual)
 
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
         if not uploads.average:

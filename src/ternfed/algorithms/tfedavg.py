@@ -72,8 +72,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
 
     def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
         layers, memory = way.finish(local, received, memory, client)
-        moved = {name: tensor for name, tensor in {**local.weights, **local.buffers}.items() if name not in layers}
-        others = {name: tensor for name, tensor in moved.items() if name not in (*rest, *first)}
+        moved = network.without_counters({**local.weights, **local.buffers})
+        others = {name: tensor for name, tensor in moved.items() if name not in (*layers, *rest, *first)}
         floats = {name: moved[name] for name in rest}
         if settings.rest_bits_up is None:
             return Message({**as_kind(floats, network, settings.dense), **others, **layers}, {}), memory

@@ -1,4 +1,4 @@
-"""The in-process engine: a whole federation on one machine, every message really encoded and decoded.
+"""The in-process engine: a whole federation on one machine, every message really encoded, and what it says decoded.
 
 `open_federation` makes everything an experiment needs, `play` runs its rounds, `record_into` does so into a run folder.
 """
@@ -14,13 +14,12 @@ from typing import Any
 from torch import nn
 
 from ternfed.aggregation.aggregation import NotSummable
-from ternfed.algorithms.algorithm import Algorithm
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.exchange import Broadcast, Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
-from ternfed.round.state import State, pack, unpack
+from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunError, RunFolder, Saved
 from ternfed.task import CLASSIFICATION, Task
@@ -90,35 +89,44 @@ def record_into(
             folder.close()
             raise RunError(f"{path}: its rounds are scored by {past[-1].metric}, and those to come by {own.name}")
         return folder, past, record(federation, folder, saved)
-    size = sum(tensor.nbytes for tensor in pack(federation.open())[0].values())
+    size = _checkpoint_bytes(federation)
     folder = RunFolder.create(path, experiment, overwrite=overwrite, checkpoint_bytes=size, device=device)
     return folder, [], record(federation, folder)
+
+
+def _checkpoint_bytes(federation: Federation) -> int:
+    """How large a checkpoint may become, by the model before the first round."""
+    state, clients = federation.open(), len(federation.parts)
+    packed = Broadcasts(federation.algorithm, state.server, 1).packed() or b""
+    ages = 1 if len(federation.chosen(1)) == clients else min(clients, federation.experiment.federation.rounds)
+    kept = min(ages * len(packed), kept_bytes(federation.fp32_bytes))
+    return kept + sum(tensor.nbytes for tensor in pack(state)[0].values())
 
 
 def play_round(federation: Federation, state: State) -> tuple[State, Round]:
     """One round: broadcast, local training, uploads, average, update, evaluation."""
     number, clock, traffic = state.round + 1, Clock(), Traffic()
     chosen = federation.chosen(number)
-    received = _download(federation.algorithm, state, number, chosen, traffic)
+    broadcasts = Broadcasts(federation.algorithm, state.server, number, state.broadcasts, state.holders)
+    received = _download(broadcasts, chosen, traffic)
     clock.lap("broadcast")
     memories = dict(state.memories)
     aggregate = federation.algorithm.aggregate
     arrived = aggregate.begin()
-    dropped: list[str] = []
+    dropped: dict[int, str] = {}
     waiting = iter(chosen)
     while chunk := list(islice(waiting, CHUNK)):
-        dropped += _train_and_upload(federation, number, chunk, received, memories, arrived, traffic, clock)
+        dropped |= _train_and_upload(federation, number, chunk, received, memories, arrived, traffic, clock)
     if len(dropped) == len(chosen):
-        raise DivergedError(f"training diverged on every client of round {number} ({dropped[0]}); lower training.rate")
-    after = RoundOutcome(received[chosen[0]], tuple(chosen), memories, dropped=tuple(dropped))
+        reason = dropped[chosen[0]]
+        raise DivergedError(f"training diverged on every client of round {number} ({reason}); lower training.rate")
+    holders = tuple(client for client in chosen if client not in dropped)
+    after = RoundOutcome(broadcasts, holders, memories, missing=tuple(dropped), dropped=tuple(dropped.values()))
     return conclude(federation, state, aggregate.finish(arrived), traffic, clock, after)
 
 
-def _download(
-    algorithm: Algorithm, state: State, number: int, chosen: Sequence[int], traffic: Traffic
-) -> dict[int, Broadcast]:
+def _download(broadcasts: Broadcasts, chosen: Sequence[int], traffic: Traffic) -> dict[int, Broadcast]:
     """What each client receives, and what that costs."""
-    broadcasts = Broadcasts(algorithm, state.server, number, state.broadcast, state.holders)
     received = {}
     for client in chosen:
         data, received[client] = broadcasts.for_client(client)
@@ -135,29 +143,30 @@ def _train_and_upload(
     arrived: Any,
     traffic: Traffic,
     clock: Clock,
-) -> list[str]:
+) -> dict[int, str]:
     """The clients' halves: start, local training, finish; their uploads go into the aggregation as they arrive.
 
-    A client whose training diverged has nothing to send; the reasons come back, one for each.
+    A client whose training diverged has nothing to send, and goes on from where it stood before the round; the reasons
+    come back, one for each.
     """
-    dropped = []
+    dropped = {}
     fresh = federation.algorithm.client_memory
     sites = [federation.site(index) for index in chunk]
-    works = []
+    works, prepared = [], []
     for site in sites:
-        broadcast = received[site.index]
-        work, memories[site.index] = prepare(site, number, broadcast, memories.get(site.index, fresh()))
+        work, memory = prepare(site, number, received[site.index], memories.get(site.index, fresh()))
         works.append(work)
+        prepared.append(memory)
     clock.lap("prepare")
-    for site, work, trained in zip(sites, works, federation.trainer.train(works), strict=True):
+    for site, work, started, trained in zip(sites, works, prepared, federation.trainer.train(works), strict=True):
         clock.lap("train")
         broadcast = received[site.index]
         try:
-            data, memory = upload(site, number, broadcast, memories[site.index], work, trained)
+            data, memory = upload(site, number, broadcast, started, work, trained)
             message = collect(federation.algorithm, data, broadcast)
             federation.algorithm.aggregate.add(arrived, site.index, message)
         except (NonFiniteError, NotSummable) as error:
-            dropped.append(f"client {site.index}: {error}")
+            dropped[site.index] = f"client {site.index}: {error}"
             continue
         memories[site.index] = memory
         traffic.add_upload(data, message, federation.algorithm, broadcast)

@@ -25,7 +25,7 @@ from ternfed.experiment.settings import Table
 from ternfed.files import json_page, read_json, write_atomically
 from ternfed.paper.numbers import ALGORITHMS
 from ternfed.paper.rows import Row
-from ternfed.round.exchange import receive, send
+from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, open_federation, prepare
 from ternfed.runs.environment import environment
 from ternfed.runs.folder import RunError
@@ -122,8 +122,7 @@ def _sides(experiment: Experiment, data: DataSet, own: Tensor, device: str) -> d
 def _second_round(federation: Federation) -> Callable[[], object]:
     state, _ = play_round(federation, federation.open())
     algorithm, site = federation.algorithm, federation.site(0)
-    last = None if state.broadcast is None else state.broadcast.reference
-    broadcast = receive(algorithm, send(algorithm, state.server, 2, True, last), last)
+    broadcast = Broadcasts(algorithm, state.server, 2, state.broadcasts, state.holders).for_client(0).broadcast
     memory = state.memories.get(0, algorithm.client_memory())
 
     def half() -> object:

@@ -1,13 +1,13 @@
 """The four hand-overs of a round, bytes on one side and values on the other, and which broadcast a client gets.
 
 The simulator and the deployment walk the same path through these functions; they differ only in who carries the bytes.
-A broadcast is coded given an older one for receivers that hold it; an upload given this broadcast.
+A broadcast is coded given the newest older one that its receiver holds, an upload given this broadcast.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,30 +56,42 @@ class Sent(NamedTuple):
 class Broadcasts:
     """The broadcast of one round as each client gets it, made when it is first asked for.
 
-    `held` always says which older broadcast the bytes are coded given, by its round; None: none. So far the server
-    knows one, that of the round before.
+    `held` always says which older broadcast the bytes are coded given, by its round; None: none. They are encoded once
+    for each, however many clients hold it; what says the same is decoded once.
     """
 
     algorithm: Algorithm
     server: Server
     round: int
-    last: Broadcast | None
-    """The broadcast of the round before."""
-    holders: Collection[int]
-    """The clients that hold it."""
+    past: Mapping[int, bytes] = field(default_factory=dict)
+    """The older broadcasts that are kept, by round, each as `packed` gave it."""
+    holders: Mapping[int, int] = field(default_factory=dict)
+    """The round of the newest broadcast that each client holds."""
     _made: dict[int | None, Sent] = field(default_factory=dict, init=False, repr=False)
+    _received: dict[bool, Broadcast] = field(default_factory=dict, init=False, repr=False)
+    """As those have it who hold the last broadcast, and everybody else: the bytes differ, what they say does not."""
 
     def held_by(self, client: int) -> int | None:
-        """The newest broadcast that a client holds, as far as the server knows."""
-        return self.round - 1 if client in self.holders else None
+        """The newest broadcast that a client holds, as far as the server knows; None where it has been forgotten."""
+        held = self.holders.get(client)
+        return held if held == self.round - 1 or held in self.past else None
 
     def given(self, held: int | None) -> Sent:
         """The broadcast for clients that hold an older one, or none."""
         if held not in self._made:
-            last = None if held is None or self.last is None else self.last.reference
-            data = send(self.algorithm, self.server, self.round, held is not None, last)
-            self._made[held] = Sent(data, receive(self.algorithm, data, last))
+            has_last, reference = held == self.round - 1, self._reference(held)
+            data = send(self.algorithm, self.server, self.round, has_last, reference)
+            if has_last not in self._received:
+                self._received[has_last] = receive(self.algorithm, data, reference)
+            self._made[held] = Sent(data, self._received[has_last])
         return self._made[held]
+
+    def packed(self) -> bytes | None:
+        """What must be kept for later broadcasts to be coded given this one; None where it lends them nothing."""
+        if self.any().reference is None:
+            return None
+        alone = self._made.get(None)
+        return send(self.algorithm, self.server, self.round, False, None) if alone is None else alone.data
 
     def for_client(self, client: int) -> Sent:
         """What a client gets."""
@@ -97,20 +109,22 @@ class Broadcasts:
         first = next(iter(self._made.values()), None)
         return (first or self.given(None)).broadcast
 
+    def _reference(self, held: int | None) -> Reference | None:
+        """What an older broadcast lends. Nobody keeps it: the bytes that need it are made once."""
+        if held is None or held not in self.past:
+            return None
+        return receive(self.algorithm, self.past[held], None).reference
 
-def send(algorithm: Algorithm, server: Server, round: int, held: bool, last: Reference | None) -> bytes:
-    """Server: the bytes of a broadcast, for a receiver that holds the last one or does not."""
-    message = algorithm.broadcast(server, held)
-    return _encode(Message(message.tensors, {"round": round}), algorithm.down, last if held else None)
+
+def send(algorithm: Algorithm, server: Server, round: int, has_last: bool, given: Reference | None) -> bytes:
+    """Server: the bytes of a broadcast given an older one, for a receiver that holds the last one or does not."""
+    message = algorithm.broadcast(server, has_last)
+    return _encode(Message(message.tensors, {"round": round}), algorithm.down, given)
 
 
-def receive(algorithm: Algorithm, data: bytes, last: Reference | None) -> Broadcast:
+def receive(algorithm: Algorithm, data: bytes, given: Reference | None) -> Broadcast:
     """Client: what the bytes say. The server receives its own broadcast too, to know what the clients know."""
-    return broadcast_of(algorithm, _decode(data, algorithm.down, last))
-
-
-def broadcast_of(algorithm: Algorithm, message: Message) -> Broadcast:
-    """A decoded broadcast with what follows from it."""
+    message = _decode(data, algorithm.down, given)
     lent = algorithm.reference(message)
     return Broadcast(message, None if lent is None else Reference(lent))
 

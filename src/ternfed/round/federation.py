@@ -27,8 +27,8 @@ from ternfed.algorithms.algorithm import (
 from ternfed.data.partitions import histogram
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError
-from ternfed.round.exchange import Broadcast, reply
-from ternfed.round.state import State
+from ternfed.round.exchange import Broadcast, Broadcasts, reply
+from ternfed.round.state import State, keep
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
 from ternfed.runs.records import RESERVED
@@ -89,8 +89,9 @@ class Federation:
 
     @cached_property
     def fp32_bytes(self) -> int:
-        """What the whole model costs as raw numbers: float32, and counters in eight bytes."""
-        return sum(t.numel() * (4 if t.is_floating_point() else 8) for t in self.network.weights().values())
+        """What a message with the whole model costs as raw numbers: float32, and whole numbers in eight bytes."""
+        sent = self.network.without_counters(self.network.weights())
+        return sum(tensor.numel() * (4 if tensor.is_floating_point() else 8) for tensor in sent.values())
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -184,6 +185,7 @@ def conclude(
     """Server: the next state and the round's record, from what arrived."""
     number = state.round + 1
     server = federation.algorithm.update(state.server, uploads, _helpers(federation, number))
+    server = replace(server, weights=federation.network.with_counters(server.weights))
     clock.lap("aggregate")
     measure = federation.network.task.metric.measure
     score, loss = federation.test.evaluate(server.weights)
@@ -191,7 +193,9 @@ def conclude(
     clock.lap("evaluate")
     is_best = validation is None or state.best is None or measure.goodness(validation) > measure.goodness(state.best)
     best = (validation, number) if is_best else (state.best, state.best_round)
-    reached = State(number, server, after.memories, after.holders, after.broadcast, *best)
+    broadcast, packed = after.broadcasts.any(), after.broadcasts.packed()
+    holders, broadcasts = keep(state, after.holders, packed, federation.fp32_bytes)
+    reached = State(number, server, after.memories, holders, broadcasts, *best)
     algorithm = federation.algorithm
     codes = _trits(algorithm.reference(algorithm.broadcast(server, False)))
     travels = 0 if algorithm.central else 1
@@ -213,7 +217,7 @@ def conclude(
         skipped=uploads.skipped,
         dropped=after.dropped,
         strategy=server.strategy,
-        changed=_changed(_trits(after.broadcast.lent), codes),
+        changed=_changed(_trits(broadcast.lent), codes),
         zeros=_zeros(codes),
         layer_bits=traffic.layer_bits(),
         seconds=clock.seconds,
@@ -225,9 +229,9 @@ def conclude(
 class RoundOutcome:
     """What a round leaves behind beside the average."""
 
-    broadcast: Broadcast
+    broadcasts: Broadcasts
     holders: tuple[int, ...]
-    """Who holds that broadcast now."""
+    """Who holds its broadcast now."""
     memories: Mapping[int, Any] = field(default_factory=dict)
     """What each client remembers, where clients are no machines of their own."""
     missing: tuple[int, ...] = ()

@@ -5,21 +5,28 @@ The next round depends on nothing else, so a run that is resumed from a saved st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm, Server, Strategy, Weights
 from ternfed.algorithms.memory import memory_of, tensors_of
-from ternfed.round.exchange import Broadcast, broadcast_of
 from ternfed.runs.folder import MODEL, RunError
-from ternfed.wire import Message
 from ternfed.wire.forms import put_together, take_apart
 
-LAYOUT = 2
+LAYOUT = 3
 """How `pack` names its tensors and facts. A checkpoint with another number is refused."""
+
+KEPT_BYTES = 64 * 2**20
+"""Broadcasts of earlier rounds are kept in so many bytes, or in those of `KEPT_MODELS` where that is more; the oldest
+are forgotten first."""
+
+KEPT_MODELS = 16
+"""Whole models in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +39,43 @@ class State:
     memories: Mapping[int, Any] = field(default_factory=dict)
     """What each client remembers, values of the algorithm's `client_memory`; empty where clients are machines of
     their own."""
-    holders: tuple[int, ...] = ()
-    """Who took part in the last round and holds its broadcast."""
-    broadcast: Broadcast | None = None
-    """That broadcast."""
+    holders: Mapping[int, int] = field(default_factory=dict)
+    """The round of the newest broadcast that each client holds, as long as it matters to what the client gets."""
+    broadcasts: Mapping[int, bytes] = field(default_factory=dict)
+    """By round, those that some client holds: encoded without a reference, as far as memory allows."""
     best: float | None = None
     """The best validation score so far; None where nothing is held out."""
     best_round: int = 0
     """The first round that reached it; the last one where nothing is held out."""
+
+    @property
+    def took_part(self) -> tuple[int, ...]:
+        """Who holds the broadcast of the last round."""
+        return tuple(client for client, held in self.holders.items() if held == self.round)
+
+
+def keep(
+    before: State, holders: Collection[int], packed: bytes | None, fp32_bytes: int
+) -> tuple[dict[int, int], dict[int, bytes]]:
+    """(who holds which broadcast, the broadcasts that are kept) after a round, by its holders and its broadcast."""
+    number = before.round + 1
+    held_by = {**before.holders, **dict.fromkeys(holders, number)}
+    known = dict(before.broadcasts) if packed is None else {**before.broadcasts, number: packed}
+    kept: dict[int, bytes] = {}
+    left = kept_bytes(fp32_bytes)
+    for held in sorted(known.keys() & set(held_by.values()), reverse=True):
+        left -= len(known[held])
+        if left < 0 and kept:  # the newest is kept in any case
+            break
+        kept[held] = known[held]
+    # Whoever holds the last may be sent something else than the others, whether or not that lends anything.
+    matters = {number, *kept}
+    return {client: held for client, held in sorted(held_by.items()) if held in matters}, kept
+
+
+def kept_bytes(fp32_bytes: int) -> int:
+    """The most that kept broadcasts may take, for a model of this size."""
+    return max(KEPT_BYTES, KEPT_MODELS * fp32_bytes)
 
 
 def pack(state: State) -> tuple[Weights, dict[str, Any]]:
@@ -49,13 +85,12 @@ def pack(state: State) -> tuple[Weights, dict[str, Any]]:
     tensors |= _named("server/sent/", take_apart(state.server.sent))
     for client, memory in state.memories.items():
         tensors |= _named(f"client/{client}/", tensors_of(memory))
-    if state.broadcast is not None:
-        tensors |= _named("broadcast/", take_apart(state.broadcast.message.tensors))
+    for held, data in state.broadcasts.items():
+        tensors[f"broadcast/{held}"] = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
     facts = {
         "layout": LAYOUT,
-        "holders": list(state.holders),
+        "holders": [list(pair) for pair in state.holders.items()],
         "strategy": state.server.strategy,
-        "numbers": None if state.broadcast is None else dict(state.broadcast.message.numbers),
         "best": [state.best, state.best_round],
     }
     return tensors, facts
@@ -86,11 +121,9 @@ def _unpack(algorithm: Algorithm, round: int, tensors: Mapping[str, Tensor], fac
         client, _, key = name.partition("/")
         of_client.setdefault(int(client), {})[key] = tensor
     memories = {client: memory_of(algorithm.client_memory, named) for client, named in of_client.items()}
-    broadcast = None
-    if facts["numbers"] is not None:
-        message = Message(put_together(_under(tensors, "broadcast/")), facts["numbers"])
-        broadcast = broadcast_of(algorithm, message)
-    return State(round, server, memories, tuple(facts["holders"]), broadcast, *facts["best"])
+    holders = {int(client): int(held) for client, held in facts["holders"]}
+    broadcasts = {int(held): tensor.numpy().tobytes() for held, tensor in _under(tensors, "broadcast/").items()}
+    return State(round, server, memories, holders, dict(sorted(broadcasts.items(), reverse=True)), *facts["best"])
 
 
 def _check_model(algorithm: Algorithm, weights: Weights) -> None:

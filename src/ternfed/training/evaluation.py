@@ -65,7 +65,7 @@ class Evaluator:
     @torch.no_grad()
     def statistics(self, weights: Weights) -> Weights:
         """The weights with running means and variances of these samples."""
-        moved = self._moved(weights)
+        moved = self._moved(self.network.with_counters(weights))
         for name in self.network.buffers:
             if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
                 moved[name] = torch.zeros_like(moved[name])

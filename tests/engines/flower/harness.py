@@ -23,7 +23,7 @@ from ternfed.data.sets import load
 from ternfed.engines.flower import processes
 from ternfed.engines.flower.certs import Certificates, make_certificates
 from ternfed.experiment.experiment import Experiment
-from ternfed.round.exchange import collect, receive, send
+from ternfed.round.exchange import Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, Site, answer, conclude, open_federation
 from ternfed.round.state import State
 from ternfed.round.traffic import Clock, Traffic
@@ -247,15 +247,15 @@ def replay(experiment: Experiment, rounds: list[Round], sites: Sequence[Site] = 
     algorithm = federation.algorithm
     for record in rounds:
         missing = {int(reason.split(":")[0].removeprefix("client ")) for reason in record.dropped}
-        data = send(algorithm, state.server, record.round, False, None)
-        broadcast, arrived = receive(algorithm, data, None), algorithm.aggregate.begin()
+        broadcasts = Broadcasts(algorithm, state.server, record.round)
+        broadcast, arrived = broadcasts.any(), algorithm.aggregate.begin()
         for index in federation.chosen(record.round):
             if index not in missing:
                 site = sites[index] if sites else federation.site(index)
                 upload, _ = answer(site, record.round, broadcast, algorithm.client_memory())
                 algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
         uploads = algorithm.aggregate.finish(arrived)
-        state, _ = conclude(federation, state, uploads, Traffic(), Clock(), RoundOutcome(broadcast, ()))
+        state, _ = conclude(federation, state, uploads, Traffic(), Clock(), RoundOutcome(broadcasts, ()))
     return state
 
 

@@ -16,7 +16,7 @@ from ternfed.engines.flower.client_round import ClientSetup, RoundRequest, open_
 from ternfed.engines.flower.envelope import WrongRound
 from ternfed.engines.flower.memory import Kept, Store
 from ternfed.experiment.experiment import ExperimentError
-from ternfed.round.exchange import collect, receive, send
+from ternfed.round.exchange import Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, conclude
 from ternfed.round.state import State
 from ternfed.round.traffic import Clock, Traffic
@@ -25,19 +25,24 @@ from ternfed.wire import MissingReference
 RUN = "0123456789abcdef"
 
 
-def play_round(federation: Federation, state: State, folder: Path, again: bool = False) -> State:
-    """A round in which every client is a new process: nothing but bytes and its folder reaches it."""
+def play_round(
+    federation: Federation, state: State, folder: Path, again: bool = False, late: tuple[int, ...] = ()
+) -> State:
+    """A round in which every client is a new process: nothing but bytes and its folder reaches it.
+
+    The uploads of those who are late do not count.
+    """
     algorithm, number = federation.algorithm, state.round + 1
-    held = bool(state.holders)
-    last = state.broadcast.reference if state.broadcast is not None else None
-    data = send(algorithm, state.server, number, held, last)
-    broadcast, arrived = receive(algorithm, data, last if held else None), algorithm.aggregate.begin()
+    broadcasts = Broadcasts(algorithm, state.server, number, state.broadcasts, state.holders)
+    arrived = algorithm.aggregate.begin()
     for index in federation.chosen(number):
+        (data, broadcast), request = broadcasts.for_client(index), RoundRequest(number, broadcasts.held_by(index))
         for _ in range(2 if again else 1):
             site = open_site(federation.experiment, ClientSetup(index, len(federation.parts)), load("digits"))
-            upload = work(site, Store(folder / str(index)), RUN, RoundRequest(number, held), data)
-        algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
-    outcome = RoundOutcome(broadcast, tuple(federation.chosen(number)))
+            upload = work(site, Store(folder / str(index)), RUN, RoundRequest.of(request.group), data)
+        if index not in late:
+            algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
+    outcome = RoundOutcome(broadcasts, tuple(index for index in federation.chosen(number) if index not in late))
     return conclude(federation, state, algorithm.aggregate.finish(arrived), Traffic(), Clock(), outcome)[0]
 
 
@@ -57,24 +62,55 @@ def test_clients_that_start_anew_each_round_end_with_the_bits_of_the_simulator(
         assert same_bits(state.server.weights, expected)
 
 
-def test_a_client_without_the_last_broadcast_says_so_and_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tfedavg", "stc"])
+def test_clients_that_sit_rounds_out_are_told_by_what_they_still_hold(tmp_path: Path, name: str) -> None:
+    federation = open_digits(small(5, 6, f"algorithm.name={name}", "federation.participation=0.4"))
+    state, ages = federation.open(), set()
+    for expected, _ in simulate.play(federation):
+        ages |= {state.round + 1 - state.holders.get(client, state.round + 1) for client in expected.took_part}
+        state = play_round(federation, state, tmp_path)
+        assert same_bits(state.server.weights, expected)
+        assert (state.holders, state.broadcasts) == (expected.holders, expected.broadcasts)
+    if name == "tfedavg":
+        assert max(ages) > 1
+    else:  # lends nothing, so only the last broadcast counts
+        assert max(ages) == 1
+
+
+@pytest.mark.parametrize("name", ["tfedavg", "stc"])
+def test_a_client_whose_upload_came_too_late_still_has_what_the_server_takes_it_to_hold(
+    tmp_path: Path, name: str
+) -> None:
+    federation = open_digits(small(2, 4, f"algorithm.name={name}"))
+    state = play_round(federation, federation.open(), tmp_path)
+    state = play_round(federation, state, tmp_path, late=(0,))
+    assert Store(tmp_path / "0").load(RUN, 3) is not None
+    broadcasts = Broadcasts(federation.algorithm, state.server, 3, state.broadcasts, state.holders)
+    assert [broadcasts.held_by(client) for client in (0, 1)] == [1 if name == "tfedavg" else None, 2]
+    state = play_round(federation, state, tmp_path)
+    assert state.took_part == (0, 1)
+
+
+def test_a_client_without_the_broadcast_it_needs_says_so_and_changes_nothing(tmp_path: Path) -> None:
     federation = open_digits(small(2, 3))
     state = play_round(federation, federation.open(), tmp_path)
-    assert state.broadcast is not None
-    data = send(federation.algorithm, state.server, 2, True, state.broadcast.reference)
+    broadcasts = Broadcasts(federation.algorithm, state.server, 2, state.broadcasts, state.holders)
+    data, request = broadcasts.for_client(0).data, RoundRequest(2, broadcasts.held_by(0))
     site, empty = federation.site(0), Store(tmp_path / "new")
     with pytest.raises(MissingReference, match="round 1; nothing is held"):
-        work(site, empty, RUN, RoundRequest(2, True), data)
+        work(site, empty, RUN, request, data)
     with pytest.raises(MissingReference):
-        work(site, Store(tmp_path / "0"), "another run", RoundRequest(2, True), data)
+        work(site, Store(tmp_path / "0"), "another run", request, data)
     assert not (tmp_path / "new").exists()
+    with pytest.raises(MissingReference, match="round 2; that of round 1 is held"):
+        work(site, Store(tmp_path / "0"), RUN, RoundRequest(3, 2), data)
 
 
 def test_a_broadcast_of_another_round_is_refused(tmp_path: Path) -> None:
     federation = open_digits(small(2, 3))
-    data = send(federation.algorithm, federation.open().server, 1, False, None)
+    data = Broadcasts(federation.algorithm, federation.open().server, 1).given(None).data
     with pytest.raises(WrongRound):
-        work(federation.site(0), Store(tmp_path), RUN, RoundRequest(2, False), data)
+        work(federation.site(0), Store(tmp_path), RUN, RoundRequest(2), data)
 
 
 def test_the_disk_holds_two_rounds_of_one_run(tmp_path: Path) -> None:
@@ -86,8 +122,8 @@ def test_the_disk_holds_two_rounds_of_one_run(tmp_path: Path) -> None:
     assert [file.parent.name for file in tmp_path.rglob("*.safetensors")] == ["another"]
     kept = store.load("another", 2)
     assert kept is not None
-    assert kept.codes is not None
-    assert kept.codes["c"].dtype == torch.int8
+    assert kept.lent is not None
+    assert kept.lent["c"].dtype == torch.int8
 
 
 def test_a_file_that_was_cut_short_is_as_if_it_were_not_there(tmp_path: Path) -> None:
@@ -101,10 +137,33 @@ def test_a_file_that_was_cut_short_is_as_if_it_were_not_there(tmp_path: Path) ->
     assert kept.round == 1
 
 
-@pytest.mark.parametrize("group", ["", "x", "-1", "1/2", "held", "٣", "1" * 50])
+@pytest.mark.parametrize(
+    "group",
+    [
+        "",
+        "x",
+        "-1",
+        "1/2",
+        "held",
+        "٣",
+        "1" * 50,
+        "7/held",
+        "7/held-",
+        "7/held--3",
+        "7/held-3/held-2",
+        "7/held-7",
+        "/held-1",
+    ],
+)
 def test_a_group_that_names_no_round_is_refused(group: str) -> None:
     with pytest.raises(WrongRound):
         RoundRequest.of(group)
+
+
+@pytest.mark.parametrize(("request_", "group"), [(RoundRequest(7), "7"), (RoundRequest(7, 3), "7/held-3")])
+def test_a_group_names_the_round_and_the_broadcast_it_was_coded_given(request_: RoundRequest, group: str) -> None:
+    assert request_.group == group
+    assert RoundRequest.of(group) == request_
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -79,13 +80,19 @@ def test_clients_that_sit_rounds_out_end_with_the_bits_and_the_record_of_the_sim
     lines = Server(tmp_path / "run", keys, experiment).bytes()
     asked = [{int(name) for name, cost in line["clients"].items() if cost["payload_down"]} for line in lines]
     assert asked == chosen
-    # What a client pays for a broadcast says whether it was coded given the one before.
-    for before, now, line in zip(chosen, chosen[1:], lines[1:], strict=False):
-        costs = {index: line["clients"][str(index)]["payload_down"] for index in now}
-        held, new = ({costs[index] for index in group} for group in (now & before, now - before))
-        assert len(held) <= 1
-        assert len(new) <= 1
-        assert not held or not new or max(held) < min(new)
+    # What a client pays for a broadcast says which one it was coded given: the newest it had, if it had any.
+    held: dict[int, int] = {}
+    ages = set()
+    for number, (now, line) in enumerate(zip(chosen, lines, strict=True), 1):
+        costs: dict[int, set[int]] = {}
+        for index in now:
+            costs.setdefault(held.get(index, 0), set()).add(line["clients"][str(index)]["payload_down"])
+            ages.add(number - held[index] if index in held else None)
+        assert all(len(each) == 1 for each in costs.values())
+        (alone,) = costs.pop(0, {sys.maxsize})
+        assert all(max(each) < alone for each in costs.values())
+        held |= dict.fromkeys(now, number)
+    assert {None, 1, 2} <= ages
 
 
 def test_what_clients_remember_survives_the_restart_of_every_process(tmp_path: Path, clients: Clients) -> None:

@@ -21,7 +21,7 @@ from ternfed.round.federation import Site, answer
 from ternfed.training.work import TrainingData
 from ternfed.wire import MissingReference, Reference
 
-HELD = "/held"
+HELD = "/held-"
 END = "end"
 
 
@@ -29,19 +29,22 @@ class RoundRequest(NamedTuple):
     """What the server asks for, as the group of a Flower message says it."""
 
     round: int
-    held: bool
-    """The server takes it that this client holds the broadcast of the round before."""
+    held: int | None = None
+    """The older broadcast that the message was coded given, by its round; None: none."""
 
     @property
     def group(self) -> str:
-        return f"{self.round}{HELD if self.held else ''}"
+        return str(self.round) if self.held is None else f"{self.round}{HELD}{self.held}"
 
     @staticmethod
     def of(group: str) -> RoundRequest:
-        number, held = group.removesuffix(HELD), group.endswith(HELD)
-        if not (number.isascii() and number.isdigit() and len(number) < 10):
+        numbers = group.split(HELD)
+        if len(numbers) > 2 or not all(n.isascii() and n.isdigit() and len(n) < 10 for n in numbers):
             raise WrongRound(f"{group!r} names no round")
-        return RoundRequest(int(number), held)
+        round, held = int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None
+        if held is not None and held >= round:
+            raise WrongRound(f"{group!r}: what a message is coded given must be older than the message")
+        return RoundRequest(round, held)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,16 +102,19 @@ def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet) -> Site
 def work(site: Site, store: Store, run: str, request: RoundRequest, data: bytes) -> bytes:
     """The upload to a broadcast; MissingReference where it needs a broadcast that this client does not hold."""
     kept = store.load(run, request.round)
-    if request.held and (kept is None or kept.round != request.round - 1):
-        have = "nothing" if kept is None else f"round {kept.round}"
-        raise MissingReference(f"coded given the broadcast of round {request.round - 1}; {have} is held")
-    codes = kept.codes if request.held and kept is not None else None
-    last = None if codes is None else Reference(codes)
-    broadcast = receive(site.algorithm, data, last)
+    given = None
+    if request.held is not None:
+        # One older than the last where the server knows nothing of the last: the upload came too late.
+        held = kept if kept is not None and kept.round == request.held else store.after(run, request.held)
+        if held is None:
+            have = "nothing" if kept is None else f"that of round {kept.round}"
+            raise MissingReference(f"coded given the broadcast of round {request.held}; {have} is held")
+        given = None if held.lent is None else Reference(held.lent)
+    broadcast = receive(site.algorithm, data, given)
     if broadcast.message.numbers["round"] != request.round:
         raise WrongRound(f"a broadcast of round {broadcast.message.numbers['round']:g} came in round {request.round}")
     memory = memory_of(site.algorithm.client_memory, {} if kept is None else kept.memory)
     upload, memory = answer(site, request.round, broadcast, memory)
-    codes = None if broadcast.lent is None else dict(broadcast.lent)
-    store.save(run, Kept(request.round, tensors_of(memory), codes), start=0 if kept is None else kept.round)
+    lent = None if broadcast.lent is None else dict(broadcast.lent)
+    store.save(run, Kept(request.round, tensors_of(memory), lent), start=0 if kept is None else kept.round)
     return upload

@@ -1,4 +1,4 @@
-"""What a client must not forget, on its own disk: its algorithm's memory, and the trits of the broadcast it holds.
+"""What a client must not forget, on its own disk: its algorithm's memory, and what the broadcast it holds lends.
 
 One file per round, the last two of a run: when a server that was killed goes on from its checkpoint and plays a round
 again, the client does so too, from where it stood before that round.
@@ -23,8 +23,8 @@ class Kept(NamedTuple):
     round: int
     memory: Weights
     """What its algorithm remembers, as named tensors."""
-    codes: dict[str, Tensor] | None
-    """The trits of the broadcast of that round."""
+    lent: dict[str, Tensor] | None
+    """The tensors of that round's broadcast that a later one can be coded given, such as its trits."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,23 @@ class Store:
 
     def load(self, run: str, before: int) -> Kept | None:
         """The client as it stood before a round of a run; None where nothing is known. A damaged file is none."""
-        for number, file in sorted(self._files(run).items(), reverse=True):
-            if number < before:
-                try:
-                    return _read(file)
-                except (OSError, ValueError, KeyError):
-                    continue
-        return None
+        rounds = sorted((number for number in self._files(run) if number < before), reverse=True)
+        return next((kept for number in rounds if (kept := self.after(run, number)) is not None), None)
+
+    def after(self, run: str, round: int) -> Kept | None:
+        """The client as it stood after a round; None where that is not kept."""
+        try:
+            return _read(self._files(run)[round])
+        except (OSError, ValueError, KeyError):
+            return None
 
     def save(self, run: str, kept: Kept, start: int) -> None:
         """Keep the client after a round, and as it stood after round `start`, which it began from; nothing else."""
         place = self.folder / run
         place.mkdir(parents=True, exist_ok=True)
         tensors = {f"memory/{name}": tensor for name, tensor in kept.memory.items()}
-        tensors |= {f"codes/{name}": tensor for name, tensor in (kept.codes or {}).items()}
-        facts = {"round": kept.round, "codes": kept.codes is not None}
+        tensors |= {f"lent/{name}": tensor for name, tensor in (kept.lent or {}).items()}
+        facts = {"round": kept.round, "lent": kept.lent is not None}
         write_atomically(place / f"{kept.round}.safetensors", save_tensors(tensors, facts))
         for number, file in self._files(run).items():
             if number not in (kept.round, start):
@@ -65,8 +67,8 @@ class Store:
 
 def _read(file: Path) -> Kept:
     tensors, facts = load_tensors(file)
-    memory, codes = (
+    memory, lent = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        for prefix in ("memory/", "codes/")
+        for prefix in ("memory/", "lent/")
     )
-    return Kept(facts["round"], memory, codes if facts["codes"] else None)
+    return Kept(facts["round"], memory, lent if facts["lent"] else None)

@@ -145,7 +145,7 @@ def record(
         folder.save_checkpoint(outcome, *pack(state), is_best=state.best_round == state.round)
         note_bytes(folder.path, outcome.round, by_client)
         yield outcome
-    _say_goodbye(connections, state.holders)
+    _say_goodbye(connections, state.took_part)
 
 
 def play_round(
@@ -161,7 +161,7 @@ def play_round(
         connections.answering = connections.answering.difference(attempt.chosen).union(attempt.holders)
         if len(attempt.holders) >= terms.least:
             after = RoundOutcome(
-                attempt.broadcasts.any(),
+                attempt.broadcasts,
                 tuple(sorted(attempt.holders)),
                 missing=tuple(sorted(set(attempt.chosen) - set(attempt.holders))),
                 dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
@@ -199,7 +199,7 @@ class _Attempt:
         """Some client did, whatever it said."""
         self.by_client = by_client
         algorithm = federation.algorithm
-        self.broadcasts = Broadcasts(algorithm, state.server, self.number, state.broadcast, state.holders)
+        self.broadcasts = Broadcasts(algorithm, state.server, self.number, state.broadcasts, state.holders)
         self._pending: dict[str, tuple[int, int | None]] = {}
         """Messages without a reply: to whom, and coded given which older broadcast."""
         self._pushed: dict[int, float] = {}
@@ -225,7 +225,7 @@ class _Attempt:
     def _wait_for_ready(self) -> set[int]:
         """Who of the chosen is there. One that did not answer when it was last asked is not waited for."""
         end = time.monotonic() + GRACE
-        known = self.connections.answering.union(self.state.holders)
+        known = self.connections.answering.union(self.state.took_part)
         expected = {client for client in self.chosen if client in known}
         while True:
             ready = {client for client in self.chosen if self.connections.gate.is_ready(client)}
@@ -235,7 +235,7 @@ class _Attempt:
 
     def _push(self, clients: list[int], held: int | None) -> None:
         data = self.broadcasts.given(held).data
-        group, seconds = RoundRequest(self.number, held is not None).group, self.terms.deadline + 5.0
+        group, seconds = RoundRequest(self.number, held).group, self.terms.deadline + 5.0
         identities = self.connections.link.push(clients, group, content(data), seconds)
         self.connections.gate.wake()
         for client, identity in zip(clients, identities, strict=True):
@@ -250,7 +250,11 @@ class _Attempt:
         self.answered = self.answered or not adapter.is_from_flower(reply)
         if reply.has_error():
             reason = str(reply.error.reason)
-            if held is not None and reason.startswith("MissingReference") and time.monotonic() < end:
+            if (
+                held is not None
+                and reason.startswith(("MissingReference", "WrongReference"))
+                and time.monotonic() < end
+            ):
                 self._push([client], None)
             else:
                 self.dropped[client] = f"client {client}: {_short(reason)}"

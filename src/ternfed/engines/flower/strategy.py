@@ -46,14 +46,16 @@ class Carrier:
     def encode(self, tensors: Mapping[str, Tensor], given: Codes | None = None) -> bytes:
         """The bytes of a model, coded given trits that the receiver holds."""
         ternary = {name: self._ternary(tensors[name], name) for name in self.network.ternary}
-        message = wire.Message({**tensors, **ternary}, {})
+        message = wire.Message({**self.network.without_counters(dict(tensors)), **ternary}, {})
         return wire.encode(message, self.schema, reference=self._reference(given))
 
     def decode(self, data: bytes, given: Codes | None = None) -> tuple[dict[str, Tensor], Codes]:
         """(the model's tensors, its trits)."""
         message = wire.decode(data, self.schema, reference=self._reference(given))
         trits = {name: trits_of(value) for name, value in message.tensors.items()}
-        return dense_weights(message), {name: codes for name, codes in trits.items() if codes is not None}
+        return self.network.with_counters(dense_weights(message)), {
+            name: codes for name, codes in trits.items() if codes is not None
+        }
 
     def _ternary(self, weight: Tensor, name: str) -> Ternary:
         return recognise(weight) or requantize(weight, self.rule, self.factor, name)
