@@ -11,7 +11,8 @@ from torch import nn
 from ternfed.algorithms import stc, tfedavg
 from ternfed.algorithms.algorithm import Algorithm, Network, Server, Training
 from ternfed.round.exchange import Broadcasts
-from ternfed.wire import MissingReference, decode, read_header, same
+from ternfed.wire import MissingReference, decode, same
+from ternfed.wire.message import locate
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_whoever_does_not_hold_it_could_not_read_what_its_holders_get(second: Br
     schema = second.algorithm.down[0]
     with pytest.raises(MissingReference):
         decode(second.for_client(0).data, schema)
-    assert read_header(second.for_client(1).data).reference is None
+    assert locate(second.for_client(1).data, schema).sections["ternary"].given is None
 
 
 def test_each_kind_is_made_once_and_only_when_it_is_asked_for(second: Broadcasts) -> None:
@@ -78,7 +79,7 @@ def test_clients_that_get_the_same_bytes_are_told_together(second: Broadcasts) -
 def test_in_the_first_round_nobody_holds_anything(algorithm: Algorithm, network: Network) -> None:
     first = Broadcasts(algorithm, algorithm.open(network.weights()), 1, None, ())
     assert first.groups(range(3)) == {None: [0, 1, 2]}
-    assert read_header(first.for_client(0).data).reference is None
+    assert locate(first.for_client(0).data, algorithm.down[0]).sections["ternary"].given is None
 
 
 def test_an_algorithm_may_send_holders_something_else(network: Network) -> None:
