@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_samples import grid, grids, other_codes, small
+from wire_samples import grid, grids, other_codes
 
 from ternfed.quantize.grid import LARGEST, Grid, exponents_for, on_grid
-from ternfed.wire import Message, decode, dense, describe, encode, same, save_tern, schema_of, sections_in
+from ternfed.wire import Message, decode, dense, describe, encode, same, save_tern, schema_of
 from ternfed.wire import numbers as lists
 from ternfed.wire.grid import GRID
 from ternfed.wire.groups import groups_of
@@ -249,8 +249,3 @@ class TestFiles:
     def test_a_grid_of_nothing_but_zeros_can_be_saved_and_read(self):
         model = {"w": grid(np.zeros(1_000_000))}
         assert same(Message(parse_tern(tern_bytes(model))[0]), Message(model))
-
-    def test_bytes_are_told_by_form(self):
-        message, _ = small()
-        schema = schema_of(message)
-        assert sections_in(encode(message, schema), schema)["grid"] < 100
