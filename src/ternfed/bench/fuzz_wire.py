@@ -151,9 +151,12 @@ def mutate_section(data: bytes, schema: Schema, other: bytes, draw: random.Rando
     """Damage one section and state the lengths that belong to it."""
     numbers, sections = locate(data, schema)
     name = draw.choice([*sections, *sections])
-    part = draw.choice(["front", "stream", "stream", "stream"])
-    before = bytes(getattr(sections[name], part))
-    sections[name] = sections[name]._replace(**{part: mutate(before, other[-len(before) :], draw)})
+    coded = sections[name]
+    front, stream = bytes(coded.front), bytes(coded.stream)
+    if draw.random() < 0.25:
+        sections[name] = coded._replace(front=mutate(front, other[-len(front) :], draw))
+    else:
+        sections[name] = coded._replace(stream=mutate(stream, other[-len(stream) :], draw))
     return joined(schema.digest, numbers, sections.values())
 
 
