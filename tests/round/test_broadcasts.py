@@ -14,7 +14,8 @@ from torch import nn
 from ternfed.algorithms import fedavg, stc, tfedavg
 from ternfed.algorithms.algorithm import Algorithm, Network, Server, Training
 from ternfed.round.exchange import Broadcasts, receive
-from ternfed.wire import MissingReference, WrongReference, decode, read_header, same
+from ternfed.wire import MissingReference, WrongReference, decode, same
+from ternfed.wire.message import locate
 
 ROUNDS = 6
 
@@ -65,7 +66,8 @@ def test_whoever_holds_what_reads_the_same_message(holders: dict[int, int], kept
         sent, number = made.for_client(client), made.held_by(client)
         reference = None
         if number is None:
-            assert read_header(sent.data).reference is None
+            sections = locate(sent.data, algorithm().down[0]).sections
+            assert all(section.given is None for section in sections.values())
         else:
             assert number == holders[client]
             # The client's own side: it kept what that broadcast lent when it came.
@@ -130,7 +132,7 @@ def test_each_age_is_made_once_and_only_when_it_is_asked_for() -> None:
 def test_in_the_first_round_nobody_holds_anything() -> None:
     first = Broadcasts(algorithm(), servers()[0], 1)
     assert first.groups(range(3)) == {None: [0, 1, 2]}
-    assert read_header(first.for_client(0).data).reference is None
+    assert locate(first.for_client(0).data, algorithm.down[0]).sections["ternary"].given is None
 
 
 def test_an_algorithm_may_send_something_else_to_those_who_hold_the_last() -> None:

@@ -18,40 +18,44 @@ import zstandard
 from wire_samples import small
 
 from ternfed.wire import Message, ans, encode, reference_of, schema_of, varint
-from ternfed.wire.message import locate, read_header
+from ternfed.wire import numbers as lists
+from ternfed.wire.grid import GRID
+from ternfed.wire.message import joined, locate
 from ternfed.wire.tern import tern_bytes
 
 FOLDER = Path(__file__).parent.parent / "attacks"
 MESSAGE, CODES = small()
 SCHEMA = schema_of(MESSAGE)
 REFERENCE = reference_of(CODES, SCHEMA)
+HELD = REFERENCE.held(GRID, SCHEMA.of(GRID.kinds))
 TRITS = SCHEMA.trits
+GRIDS = ["first.weight", "first.bias"]
 ORDERED = np.concatenate([MESSAGE.tensors[slot.name].codes.numpy().reshape(-1) for slot in SCHEMA.ternary])
 SPREAD = ans.spread_of(ORDERED)
 
 
 def seal(data: bytes) -> bytes:
     """The bytes with the checksum they need."""
-    return data[:14] + struct.pack("<I", crc32(data[18:], crc32(data[:14]))) + data[18:]
+    return data[:12] + struct.pack("<I", crc32(data[16:], crc32(data[:12]))) + data[16:]
 
 
-def rebuilt(codec: str, *, trits=None, dense=None, scales=None, flags=None, reference=None) -> bytes:
+def rebuilt(codec: str, *, trits=None, grids=None, dense=None, scales=None, grid_codec=None, reference=None) -> bytes:
     """The sample with some sections replaced, and lengths and checksum put right."""
-    data = encode(MESSAGE, SCHEMA, codec=codec, reference=reference)
-    header = read_header(data)
-    parts = locate(memoryview(data), header, SCHEMA)
-    trits = bytes(parts.trits) if trits is None else trits
-    dense = bytes(parts.dense) if dense is None else dense
-    scales = bytes(parts.scales) if scales is None else scales
-    front = bytearray(data[: header.size])
-    front[5] = front[5] if flags is None else flags
-    lengths = varint.write(len(trits)) + varint.write(len(dense))
-    return seal(bytes(front) + lengths + scales + bytes(parts.numbers) + trits + dense)
+    numbers, sections = locate(encode(MESSAGE, SCHEMA, codec=codec, reference=reference), SCHEMA)
+    changes = {
+        "ternary": {"stream": trits, "front": scales},
+        "grid": {"stream": grids, "codec": grid_codec},
+        "dense": {"stream": dense},
+    }
+    for name, change in changes.items():
+        wanted = {key: value for key, value in change.items() if value is not None}
+        sections[name] = sections[name]._replace(**wanted)
+    return joined(SCHEMA.digest, numbers, sections.values())
 
 
 def section(codec: str, name: str, reference=None) -> bytes:
     data = encode(MESSAGE, SCHEMA, codec=codec, reference=reference)
-    return bytes(getattr(locate(memoryview(data), read_header(data), SCHEMA), name))
+    return bytes(locate(data, SCHEMA).sections[{"trits": "ternary"}.get(name, name)].stream)
 
 
 def frame(content: bytes, **options) -> bytes:
@@ -65,15 +69,25 @@ def claims(size: int) -> bytes:
     return bytes([0xE0]) + struct.pack("<Q", size) + b"\x01\x00\x00"
 
 
-def lengths_at(data: bytes) -> int:
-    return read_header(data).size
+NUMBERS = 16
+"""Where the numbers of the sample start."""
+TAG = NUMBERS + 16
+"""Where its first section starts: the trits, with their tag."""
 
 
-def with_lengths(first: bytes, second: bytes) -> bytes:
-    data = encode(MESSAGE, SCHEMA, codec="base3")
-    at = lengths_at(data)
-    rest = data[at + 2 :]
-    return seal(data[:at] + first + second + rest)
+def with_length(length: bytes) -> bytes:
+    """The sample with another length of its trits, which take 22 bytes and so one byte of length."""
+    data = good()
+    return seal(data[: TAG + 1] + length + data[TAG + 2 :])
+
+
+def tags() -> dict[str, int]:
+    """Where the tag of each section of the sample stands."""
+    out, at = {}, TAG
+    for name, coded in locate(good(), SCHEMA).sections.items():
+        out[name] = at
+        at += 1 + len(varint.write(len(coded.stream))) + len(coded.front) + len(coded.stream)
+    return out
 
 
 def scale(value: float) -> bytes:
@@ -102,7 +116,7 @@ def big_schema_file(shape: list[int], kind: str = "ternary", count: int = 1) -> 
 def tern_with(text: str | bytes) -> bytes:
     header = text.encode() if isinstance(text, str) else text
     body = encode(Message({}), schema_of(Message({})))
-    return b"\xf3TM\x01" + struct.pack("<I", crc32(header)) + varint.write(len(header)) + header + body
+    return b"\xf3TM\x02" + struct.pack("<I", crc32(header)) + varint.write(len(header)) + header + body
 
 
 def good(codec: str = "base3", reference=None) -> bytes:
@@ -114,21 +128,79 @@ def bool_plane(value: int) -> bytes:
     return dense[:-21] + bytes([value]) * 21
 
 
+EXPONENTS = np.concatenate([MESSAGE.tensors[name].exponents.numpy().reshape(-1) for name in GRIDS]).astype(np.int32)
+CODED = np.concatenate([MESSAGE.tensors[name].codes.numpy().reshape(-1) for name in GRIDS])
+OUTWARDS = int(np.sign(CODED[5])) * (2**24 - 1)
+"""A difference that leads beyond the largest code."""
+
+
+def gridded(
+    exponents=EXPONENTS,
+    codes=CODED,
+    *,
+    base: int = 0,
+    groups: bytes = b"\x01",
+    models=None,
+    below=(),
+    more: bytes = b"",
+) -> bytes:
+    """The stream of the sample's grids with anything wrong that one likes, without a reference."""
+    parts = [np.asarray(part, np.int32) for part in (exponents - base, codes)]
+    true = [lists.histogram([part]).best() for part in parts]
+    coder = constriction.stream.stack.AnsCoder(np.array(below, np.uint32))
+    for part, model in zip(reversed(parts), reversed(true), strict=True):
+        lists.push(coder, part, model)
+    said = [model.write() for model in true] if models is None else models
+    stream = coder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
+    return bytes([base + 126]) + groups + b"".join(said) + stream + more
+
+
+def model(fine: int, low: int, high: int, counts: list[int]) -> bytes:
+    return b"".join(varint.write(number) for number in [8 * low + fine - 1, high, *counts])
+
+
+def planes(exponents: bytes = bytes([118]) * 13, code: int = 0) -> bytes:
+    """The sample's grids as raw planes, all codes alike."""
+    return exponents + b"".join(b"\0" + bytes([byte]) * 72 for byte in struct.pack("<I", code))
+
+
+def changed(numbers: np.ndarray, value: int) -> np.ndarray:
+    """The numbers with another one in the middle."""
+    out = numbers.copy()
+    out[5] = value
+    return out
+
+
+def grids(stream: bytes, codec: int = 2, reference=None) -> bytes:
+    return rebuilt("base3", grids=stream, grid_codec=codec, reference=reference)
+
+
 ATTACKS: dict[str, Callable[[], bytes]] = {
     "Truncated/nothing": lambda: b"",
     "Truncated/magic-only": lambda: b"\xf3TF",
-    "Truncated/header": lambda: good()[:17],
-    "Truncated/no-lengths": lambda: good()[:18],
+    "Truncated/header": lambda: good()[:15],
+    "Truncated/no-numbers": lambda: good()[:NUMBERS],
+    "Truncated/no-sections": lambda: good()[:TAG],
     "Truncated/half": lambda: good("ans")[:90],
     "Truncated/last-byte": lambda: good("zstd")[:-1],
-    "Truncated/reference-digest": lambda: good("ans", REFERENCE)[:22],
-    "Truncated/trits-said-to-be-huge": lambda: with_lengths(varint.write(2**55), b"\x01"),
+    "Truncated/reference-digest": lambda: good("ans", REFERENCE)[: TAG + 5],
+    "Truncated/trits-said-to-be-huge": lambda: with_length(varint.write(2**55)),
     "Truncated/base3-short": lambda: rebuilt("base3", trits=section("base3", "trits")[:-1]),
     "Truncated/ans-empty": lambda: rebuilt("ans", trits=b""),
     "Truncated/ans-no-counts": lambda: rebuilt("ans", trits=b"\x00"),
     "Truncated/plane-said-to-be-long": lambda: rebuilt("base3", dense=varint.write(2**40) + b"xx"),
     "Truncated/no-planes": lambda: rebuilt("base3", dense=b""),
+    "Truncated/grid-empty": lambda: grids(b""),
+    "Truncated/grid-no-groups": lambda: grids(b"\x76"),
+    "Truncated/grid-ends-in-groups": lambda: grids(b"\x76\x02"),
+    "Truncated/grid-no-models": lambda: grids(b"\x76\x01"),
+    "Truncated/grid-ends-in-counts": lambda: grids(b"\x76\x01" + model(1, 3, 3, [1, 1])),
+    "Truncated/grid-planes-no-exponents": lambda: grids(bytes(12), 1),
+    "Truncated/grid-planes-short": lambda: grids(planes()[:-1], 1),
     "TrailingBytes/one": lambda: good() + b"\0",
+    "TrailingBytes/grid-word": lambda: grids(gridded(below=[7, 7])),
+    "TrailingBytes/grid-zero-word": lambda: grids(gridded(more=bytes(8))),
+    "TrailingBytes/grid-planes": lambda: grids(planes() + b"\0", 1),
     "TrailingBytes/twice": lambda: good("ans") * 2,
     "TrailingBytes/base3-long": lambda: rebuilt("base3", trits=section("base3", "trits") + b"\x79"),
     "TrailingBytes/dense": lambda: rebuilt("base3", dense=section("base3", "dense") + b"\0"),
@@ -136,23 +208,40 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "TrailingBytes/ans-zero-word": lambda: rebuilt("ans", trits=section("ans", "trits") + bytes(8)),
     "WrongMagic/text": lambda: b"PK\x03\x04" + good()[4:],
     "WrongMagic/pickle": lambda: b"\x80\x04\x95" + bytes(40),
-    "WrongVersion/zero": lambda: flip(good(), 3, 1),
-    "WrongVersion/future": lambda: flip(good(), 3, 2),
-    "WrongCodec/zero": lambda: seal(flip(good(), 4, 1)),
-    "WrongCodec/unknown": lambda: seal(flip(good(), 4, 0x80)),
-    "WrongCodec/flag": lambda: seal(flip(good(), 5, 0x80)),
-    "WrongCodec/base3-with-reference": lambda: seal(flip(good(), 5, 1)),
+    "WrongVersion/zero": lambda: flip(good(), 3, 2),
+    "WrongVersion/one": lambda: flip(good(), 3, 3),
+    "WrongVersion/future": lambda: flip(good(), 3, 1),
+    "WrongCodec/zero": lambda: seal(flip(good(), TAG, 1)),
+    "WrongCodec/unknown": lambda: seal(flip(good(), TAG, 0x08)),
+    "WrongCodec/flag": lambda: seal(flip(good(), TAG, 0x80)),
+    "WrongCodec/base3-with-reference": lambda: seal(flip(good(), TAG, 0x10)),
+    "WrongCodec/grid-unknown": lambda: seal(flip(good(), tags()["grid"], 0x01)),
+    "WrongCodec/grid-flag": lambda: seal(flip(good(), tags()["grid"], 0x20)),
+    "WrongCodec/grid-planes-with-reference": lambda: seal(flip(grids(planes(), 1), tags()["grid"], 0x10)),
+    "WrongCodec/dense-unknown": lambda: seal(flip(good(), tags()["dense"], 0x02)),
+    "WrongCodec/dense-with-reference": lambda: seal(flip(good(), tags()["dense"], 0x10)),
     "WrongCodec/grouping": lambda: rebuilt("ans", trits=b"\x07" + section("ans", "trits")[1:]),
-    "WrongSchema/other": lambda: seal(flip(good(), 6)),
-    "WrongReference/other": lambda: seal(flip(good("ans", REFERENCE), 18)),
-    "WrongChecksum/number": lambda: flip(good(), 40),
-    "WrongChecksum/itself": lambda: flip(good(), 14),
+    "WrongSchema/other": lambda: seal(flip(good(), 4)),
+    "WrongReference/other": lambda: seal(flip(good("ans", REFERENCE), TAG + 1)),
+    "WrongReference/other-grids": lambda: seal(
+        flip(good("base3", REFERENCE), good("base3", REFERENCE).index(HELD.digest))
+    ),
+    "WrongChecksum/number": lambda: flip(good(), NUMBERS + 3),
+    "WrongChecksum/itself": lambda: flip(good(), 12),
     "WrongChecksum/last": lambda: flip(good("zstd"), len(good("zstd")) - 1),
-    "ImpossibleCount/varint-endless": lambda: with_lengths(b"\xff" * 9, b"\x01"),
-    "ImpossibleCount/varint-not-shortest": lambda: with_lengths(b"\x96\x00", b"\x01"),
+    "ImpossibleCount/varint-endless": lambda: with_length(b"\xff" * 9),
+    "ImpossibleCount/varint-not-shortest": lambda: with_length(b"\x96\x00"),
     "ImpossibleCount/too-many": lambda: rebuilt("ans", trits=counts(TRITS, 1)),
     "ImpossibleCount/far-too-many": lambda: rebuilt("ans", trits=counts(2**55, 2**55)),
     "ImpossibleCount/too-many-in-a-context": lambda: rebuilt("ans", trits=counts(TRITS, 0), reference=REFERENCE),
+    "ImpossibleCount/no-groups": lambda: grids(gridded(groups=b"\x00")),
+    "ImpossibleCount/too-many-groups": lambda: grids(gridded(groups=b"\x03\x04")),
+    "ImpossibleCount/groups-without-end": lambda: grids(gridded(groups=varint.write(2**55))),
+    "ImpossibleCount/too-many-buckets": lambda: grids(gridded(models=[model(1, 0, 2**40, [])])),
+    "ImpossibleCount/too-many-below": lambda: grids(gridded(models=[model(8, 2**40, 0, [])])),
+    "ImpossibleCount/too-many-numbers": lambda: grids(gridded(models=[model(1, 1, 1, [7, 7])])),
+    "ImpossibleCount/far-too-many-numbers": lambda: grids(gridded(models=[model(1, 1, 1, [2**55, 2**55])])),
+    "ImpossibleCount/empty-bucket-at-the-end": lambda: grids(gridded(models=[model(1, 1, 1, [1, 0])])),
     "WrongScale/nan": lambda: rebuilt("base3", scales=scale(float("nan"))),
     "WrongScale/infinite": lambda: rebuilt("base3", scales=scale(float("inf"))),
     "WrongScale/negative": lambda: rebuilt("base3", scales=scale(-1.0)),
@@ -185,16 +274,31 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     ),
     "WrongProbabilities/no-stream": lambda: rebuilt("ans", trits=counts(TRITS - 1, 1)),
     "WrongTrit/padding-in-ans": lambda: rebuilt("ans", trits=counts(1, TRITS - 1)),
+    "WrongProbabilities/other-numbers": lambda: grids(
+        gridded(models=[lists.histogram([EXPONENTS]).best().write(), model(2, 1, 1, [30, 30])])
+    ),
+    "WrongProbabilities/no-numbers": lambda: grids(b"\x76\x01" + model(1, 1, 1, [1, 11]) + model(1, 0, 1, [1])),
     "WrongValue/bool": lambda: rebuilt("base3", dense=bool_plane(2)),
+    "WrongValue/code-too-large": lambda: grids(gridded(codes=changed(CODED, 2**24 + 1))),
+    "WrongValue/code-too-small": lambda: grids(gridded(codes=changed(CODED, -(2**25)))),
+    "WrongValue/code-too-large-in-planes": lambda: grids(planes(code=2**25 + 2), 1),
+    "WrongValue/code-of-32-bits-in-planes": lambda: grids(planes(code=2**32 - 1), 1),
+    "WrongValue/exponent-too-large": lambda: grids(gridded(changed(EXPONENTS, 101))),
+    "WrongValue/exponent-too-small": lambda: grids(gridded(changed(EXPONENTS, -127))),
+    "WrongValue/exponent-far-away": lambda: grids(gridded(changed(EXPONENTS, 2**25))),
+    "WrongValue/base-too-large": lambda: grids(gridded(EXPONENTS * 0 + 129, base=129)),
+    "WrongValue/exponent-in-planes": lambda: grids(planes(bytes([227]) * 13), 1),
+    "WrongValue/sum-too-large": lambda: grids(gridded(codes=changed(CODED, OUTWARDS)), reference=REFERENCE),
+    "WrongValue/group-bits-left": lambda: grids(gridded(groups=b"\x02\x06")),
 }
 
 FILES: dict[str, Callable[[], bytes]] = {
     "Truncated/nothing": lambda: b"",
-    "Truncated/header": lambda: b"\xf3TM\x01" + bytes(4) + varint.write(2**50),
+    "Truncated/header": lambda: b"\xf3TM\x02" + bytes(4) + varint.write(2**50),
     "Truncated/no-message": lambda: tern_bytes(MESSAGE.tensors)[:-40],
     "TrailingBytes/one": lambda: tern_bytes(MESSAGE.tensors) + b"\0",
     "WrongMagic/message": lambda: good(),
-    "WrongVersion/two": lambda: flip(tern_bytes(MESSAGE.tensors), 3, 3),
+    "WrongVersion/one": lambda: flip(tern_bytes(MESSAGE.tensors), 3, 3),
     "WrongChecksum/header": lambda: flip(tern_bytes(MESSAGE.tensors), 30),
     "WrongSchema/another": lambda: tern_with('{"metadata":{},"tensors":[["w","ternary",[3]]]}'),
     "WrongFile/no-json": lambda: tern_with("hello"),
@@ -205,6 +309,9 @@ FILES: dict[str, Callable[[], bytes]] = {
     "WrongFile/long-number": lambda: tern_with('{"metadata":{},"tensors":[["w","ternary",[' + "9" * 9999 + "]]]}"),
     "WrongFile/petabyte": lambda: big_schema_file([2**50]),
     "WrongFile/terabyte-of-floats": lambda: big_schema_file([2**20, 2**18], "float32"),
+    "WrongFile/terabyte-of-codes": lambda: big_schema_file([2**20, 2**18], "grid"),
+    "WrongFile/terabyte-of-exponents": lambda: big_schema_file([2**40, 0], "grid_rows"),
+    "WrongFile/rows-of-a-number": lambda: big_schema_file([], "grid_rows"),
     "WrongFile/many-tensors": lambda: big_schema_file([2**20], "ternary", 100),
     "WrongFile/product-overflows": lambda: big_schema_file([2**33, 2**33]),
     "WrongFile/zero-beside-huge": lambda: big_schema_file([0, 2**62, 2**62]),

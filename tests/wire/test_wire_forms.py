@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from wire_samples import drift, messages, small, ternary, trits
+from wire_samples import drift, grid, messages, small, ternary, trits
 
 import ternfed
 from ternfed.wire import (
@@ -23,18 +23,19 @@ from ternfed.wire import (
     form_for,
     form_of,
     largest,
-    read_header,
     same,
     schema_of,
     trits_of,
 )
 from ternfed.wire.form import Options
 from ternfed.wire.forms import put_together, take_apart
+from ternfed.wire.message import locate
 from ternfed.wire.planes import DENSE
 from ternfed.wire.ternary import TERNARY
 
 VALUES = {
     "ternary": ternary(np.array([-1, 0, 1, 1], np.int8), 0.5, 0.25, (2, 2)),
+    "grid": grid(np.array([[-100, 2], [0, 70000]]), np.array([-3, -15])),
     "dense": torch.tensor([[0.5, -2.0], [0.0, 1.0]]),
 }
 
@@ -99,6 +100,8 @@ def test_what_else_is_saved_beside_them_is_left_alone():
         "ternary/codes/ternary",
         "ternary/positive/ternary",
         "ternary/negative/ternary",
+        "grid/codes/grid",
+        "grid/exponents/grid",
         "dense/dense",
     }
     assert put_together({**saved, "memory/best": torch.ones(1)}).keys() == VALUES.keys()
@@ -111,10 +114,13 @@ def test_the_largest_size_tells_of_values_that_are_not_finite():
     assert largest(torch.tensor([1.0, -math.inf])) == math.inf
     assert math.isnan(largest(torch.tensor([1.0, math.nan])))
     assert largest(VALUES["ternary"]) == 0.5
+    assert largest(VALUES["grid"]) == 12.5
+    assert largest(grid(np.zeros((0, 3)))) == 0.0
 
 
 def test_only_trits_are_trits():
     assert trits_of(VALUES["ternary"]).tolist() == [[-1, 0], [1, 1]]
+    assert trits_of(VALUES["grid"]) is None
     assert trits_of(VALUES["dense"]) is None
     assert trits_of(torch.zeros(3, dtype=torch.int8)) is None
 
@@ -131,7 +137,7 @@ class TestReferences:
         more = Reference({**codes, "bn.weight": torch.ones(40), "elsewhere": torch.zeros(7)})
         data = encode(message, schema, reference=more, codec="ans")
         assert data == encode(message, schema, reference=codes, codec="ans")
-        assert read_header(data).reference is not None
+        assert locate(data, schema).sections["ternary"].given is not None
         assert same(decode(data, schema, reference=more), message)
         assert more.held(DENSE, schema.of(DENSE.kinds)) is None
 
@@ -144,7 +150,8 @@ class TestReferences:
         for message in (Message({"w": near}), Message({"w": near, "b": torch.ones(2)}), Message({"w": near.dense()})):
             schema = schema_of(message)
             data = encode(message, schema, reference=reference)
-            assert (read_header(data).reference is not None) is bool(schema.ternary)
+            trits_coded = locate(data, schema).sections.get("ternary")
+            assert (trits_coded is not None and trits_coded.given is not None) is bool(schema.ternary)
             assert same(decode(data, schema, reference=reference), message)
 
     def test_what_was_found_for_one_message_serves_the_next(self):
@@ -166,6 +173,6 @@ def test_nobody_else_asks_what_class_a_value_has():
                 case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
                     names = {part.id for part in ast.walk(kinds) if isinstance(part, ast.Name)}
                     names |= {part.attr for part in ast.walk(kinds) if isinstance(part, ast.Attribute)}
-                    if "Ternary" in names:
+                    if names & {"Ternary", "Grid"}:
                         asking.append(f"{file.relative_to(package)}:{node.lineno}")
     assert asking == []

@@ -15,6 +15,7 @@ from wire_samples import CODECS, other_codes, small
 
 from ternfed import wire
 from ternfed.bench import fuzz_wire
+from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, Grid
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
     Message,
@@ -26,19 +27,22 @@ from ternfed.wire import (
     WrongChecksum,
     WrongReference,
     WrongSchema,
+    WrongVersion,
     decode,
     encode,
     load_tern,
-    read_header,
     reference_of,
     schema_of,
 )
+from ternfed.wire.message import assemble, locate
 from ternfed.wire.tern import parse_tern, tern_bytes
+from ternfed.wire.ternary import TERNARY
 
 MESSAGE, CODES = small()
 SCHEMA = schema_of(MESSAGE)
 REFERENCE = reference_of(CODES, SCHEMA)
 GOOD = [encode(MESSAGE, SCHEMA, codec=codec, reference=r) for codec in CODECS for r in (None, REFERENCE)]
+GOOD.append(assemble(MESSAGE, SCHEMA, reference=None, codec="ans", compress=False))
 ATTACKS = sorted(attack_corpus.FOLDER.glob("*.bin"))
 FILES = sorted(attack_corpus.FOLDER.glob("*.tern"))
 
@@ -50,6 +54,9 @@ def is_valid(message, schema=SCHEMA):
         if isinstance(value, Ternary):
             fits &= bool((value.codes.abs() <= 1).all())
             fits &= all(0 <= float(scale) < float("inf") for scale in value[1:])
+        elif isinstance(value, Grid):
+            fits &= bool((value.codes.abs() <= LARGEST).all())
+            fits &= bool(((value.exponents >= LOWEST) & (value.exponents <= HIGHEST)).all())
         elif value.dtype is torch.bool:
             fits &= bool((value.view(torch.uint8) <= 1).all())
     return fits
@@ -127,7 +134,11 @@ def test_every_flipped_bit_is_found(data):
 
 def test_a_flipped_bit_in_the_sections_is_a_wrong_checksum():
     for data in GOOD:
-        for at in range(read_header(data).size + 4, len(data)):
+        places = set(range(12, 32))
+        for coded in locate(data, SCHEMA).sections.values():
+            start = data.index(coded.stream)
+            places |= set(range(start, start + len(coded.stream)))
+        for at in places:
             with pytest.raises(WrongChecksum):
                 decode(attack_corpus.flip(data, at), SCHEMA, reference=REFERENCE)
 
@@ -148,8 +159,8 @@ def mutations(draw):
         else:
             other = draw(st.sampled_from(GOOD))
             data[at:] = other[at:]
-    if draw(st.integers(0, 9)) and len(data) >= 18:
-        data[14:18] = struct.pack("<I", crc32(data[18:], crc32(data[:14])))
+    if draw(st.integers(0, 9)) and len(data) >= 16:
+        data[12:16] = struct.pack("<I", crc32(data[16:], crc32(data[:12])))
     return bytes(data)
 
 
@@ -168,21 +179,21 @@ def test_what_is_accepted_has_only_one_spelling_of_its_trits(data):
         message = decode(data, SCHEMA, reference=REFERENCE)
     except WireError:
         return
-    header = read_header(data)
-    if header.codec == "zstd":
+    trits = locate(data, SCHEMA).sections["ternary"]
+    codec = TERNARY.codecs[trits.codec]
+    if codec == "zstd":
         return
-    parts = wire.message.locate(memoryview(data), header, SCHEMA)
-    grouping = parts.trits[0] if header.codec == "ans" else None
-    again = encode(message, SCHEMA, codec=header.codec, reference=REFERENCE if header.reference else None)
-    trits = wire.message.locate(memoryview(again), read_header(again), SCHEMA).trits
-    if grouping is None or trits[0] == grouping:
-        assert bytes(trits) == bytes(parts.trits)
+    grouping = trits.stream[0] if codec == "ans" else None
+    again = encode(message, SCHEMA, codec=codec, reference=REFERENCE if trits.given else None)
+    stream = locate(again, SCHEMA).sections["ternary"].stream
+    if grouping is None or stream[0] == grouping:
+        assert bytes(stream) == bytes(trits.stream)
 
 
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_noise_is_refused(data):
-    for front in (b"", b"\xf3TF\x01", GOOD[5][:14], GOOD[5][:26]):
+    for front in (b"", b"\xf3TF\x02", GOOD[5][:12], GOOD[5][:41]):
         with pytest.raises(WireError):
             decode(front + data, SCHEMA, reference=REFERENCE)
 
@@ -198,10 +209,15 @@ def test_a_mutated_file_is_refused_by_name_or_valid(edit, at, repaired):
         length, start = wire.varint.read(memoryview(bytes(data)), 8)
         data[4:8] = struct.pack("<I", crc32(data[start : start + length]))
         body = start + length
-        if len(data) > body + 18:
-            data[body + 14 : body + 18] = struct.pack("<I", crc32(data[body + 18 :], crc32(data[body : body + 14])))
+        if len(data) > body + 16:
+            data[body + 12 : body + 16] = struct.pack("<I", crc32(data[body + 16 :], crc32(data[body : body + 12])))
     result = outcome(lambda: parse_tern(bytes(data)))
     assert is_named(result) or is_valid(Message(result[0]), schema_of(Message(result[0])))
+
+
+def test_a_message_of_the_old_version_is_refused_by_name():
+    with pytest.raises(WrongVersion, match="the message has version 1, this program reads 2"):
+        decode(b"\xf3TF\x01" + bytes(30), SCHEMA)
 
 
 def test_a_message_for_another_model_is_refused():
@@ -214,16 +230,24 @@ def test_a_missing_or_different_reference_has_its_name_and_the_sender_can_do_wit
     data = encode(MESSAGE, SCHEMA, reference=REFERENCE, codec="ans")
     with pytest.raises(MissingReference):
         decode(data, SCHEMA)
-    other = dict(CODES, **{"fc.weight": -CODES["fc.weight"]})
-    with pytest.raises(WrongReference) as caught:
-        decode(data, SCHEMA, reference=other)
-    assert type(caught.value) is WrongReference
+    others = [
+        CODES | {"fc.weight": -CODES["fc.weight"]},
+        CODES | {"first.weight": CODES["first.weight"] + 1},
+        CODES | {"first.bias": torch.zeros(12)},
+        {name: tensor for name, tensor in CODES.items() if name != "first.weight"},
+        {"first.weight": CODES["first.weight"]},
+    ]
+    for other in others:
+        with pytest.raises(WrongReference) as caught:
+            decode(data, SCHEMA, reference=other)
+        assert type(caught.value) is WrongReference
     alone = encode(MESSAGE, SCHEMA, codec="ans")
     assert wire.same(decode(alone, SCHEMA), MESSAGE)
-    assert wire.same(decode(alone, SCHEMA, reference=other), MESSAGE)
+    assert all(wire.same(decode(alone, SCHEMA, reference=other), MESSAGE) for other in others)
 
 
-def test_models_whose_counts_belong_to_other_trits_are_refused():
+@pytest.mark.parametrize("form", ["ternary", "grid"])
+def test_models_whose_counts_belong_to_other_numbers_are_refused(form):
     message, reference = small(1)
     schema = schema_of(message)
     held = reference_of(reference, schema)
@@ -231,9 +255,9 @@ def test_models_whose_counts_belong_to_other_trits_are_refused():
     refused = 0
     for _ in range(300):
         data = bytearray(encode(message, schema, codec="ans", reference=held))
-        parts = wire.message.locate(memoryview(bytes(data)), read_header(data), schema)
-        start = bytes(data).index(bytes(parts.trits))
-        data[start + int(rng.integers(1, len(parts.trits)))] = int(rng.integers(256))
+        stream = bytes(locate(bytes(data), schema).sections[form].stream)
+        start = bytes(data).index(stream)
+        data[start + int(rng.integers(1, len(stream)))] = int(rng.integers(256))
         try:
             assert is_valid(decode(attack_corpus.seal(bytes(data)), schema, reference=held), schema)
         except WireError:

@@ -10,8 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_samples import CODECS, drift, messages, only, other_codes, small, ternary, trits
 
+from ternfed.quantize.grid import Grid
 from ternfed.quantize.ternary import Ternary
-from ternfed.wire import Kind, Message, Schema, Slot, decode, encode, read_header, reference_of, same, schema_of
+from ternfed.wire import (
+    FORMS,
+    Kind,
+    Message,
+    Schema,
+    Slot,
+    decode,
+    encode,
+    read_header,
+    reference_of,
+    same,
+    schema_of,
+    sections_in,
+)
+from ternfed.wire.grid import GRID
+from ternfed.wire.message import locate
 from ternfed.wire.ternary import TERNARY
 
 
@@ -34,9 +50,12 @@ def test_any_message_comes_back_given_a_reference(message, codec, seed, share):
 @settings(max_examples=150, deadline=None)
 def test_a_plain_reader_written_from_the_specification_reads_the_same(message, codec, given_reference):
     schema = schema_of(message)
-    reference = reference_of(other_codes(message, 1, 0.1), schema) if given_reference else None
+    codes = other_codes(message, 1, 0.01)
+    reference = reference_of(codes, schema) if given_reference else None
     data = encode(message, schema, reference=reference, codec=codec)
-    held = reference.held(TERNARY, schema.ternary).codes.tolist() if reference else None
+    # Floats as float32, which is what a grid takes of a reference.
+    plain = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in codes.items()}
+    held = {name: tensor.reshape(-1).tolist() for name, tensor in plain.items()} if reference else None
     slots = [(slot.name, str(slot.kind), slot.shape) for slot in schema.slots]
     tensors, numbers = plain_reader.read(data, slots, list(schema.numbers), held)
     assert [np.float64(v).tobytes() for v in numbers.values()] == [
@@ -45,6 +64,8 @@ def test_a_plain_reader_written_from_the_specification_reads_the_same(message, c
     for name, value in message.tensors.items():
         if isinstance(value, Ternary):
             assert tensors[name] == (value.codes.reshape(-1).tolist(), float(value.positive), float(value.negative))
+        elif isinstance(value, Grid):
+            assert tensors[name] == (value.codes.reshape(-1).tolist(), value.exponents.reshape(-1).tolist())
         else:
             assert tensors[name] == value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
 
@@ -114,7 +135,7 @@ def test_tensors_on_a_gpu_arrive_on_the_cpu():
     message, reference = small()
     moved = Message(
         {
-            name: Ternary(*(part.cuda() for part in value)) if isinstance(value, Ternary) else value.cuda()
+            name: type(value)(*(part.cuda() for part in value)) if isinstance(value, tuple) else value.cuda()
             for name, value in message.tensors.items()
         },
         message.numbers,
@@ -133,9 +154,9 @@ def test_what_was_decoded_owns_its_memory(wrap):
     data[:] = bytes(len(data))
     assert same(back, message)
     for value in back.tensors.values():
-        tensor = value.codes if isinstance(value, Ternary) else value
-        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
-        tensor.zero_()
+        for tensor in [*value] if isinstance(value, Ternary | Grid) else [value]:
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+            tensor.zero_()
 
 
 def test_equal_scales_are_sent_once():
@@ -151,14 +172,30 @@ def test_the_header_tells_which_schema_and_reference_a_message_was_written_for()
     message, codes = small()
     schema = schema_of(message)
     reference = reference_of(codes, schema)
-    header = read_header(encode(message, schema, reference=reference, codec="ans"))
-    assert (header.version, header.codec, header.schema, header.reference) == (
-        1,
-        "ans",
-        schema.digest,
-        reference.held(TERNARY, schema.ternary).digest,
-    )
-    assert read_header(encode(message, schema, codec="zstd")).reference is None
+    data = encode(message, schema, reference=reference, codec="ans")
+    header, sections = read_header(data), locate(data, schema).sections
+    assert (header.version, header.schema) == (2, schema.digest)
+    assert list(sections) == ["ternary", "grid", "dense"]
+    assert sections["ternary"].given == reference.held(TERNARY, schema.ternary).digest
+    assert sections["grid"].given == reference.held(GRID, schema.of(GRID.kinds)).digest
+    assert {name: form.codecs[sections[name].codec] for name, form in ((f.name, f) for f in FORMS)} == {
+        "ternary": "ans",
+        "grid": "ans",
+        "dense": "planes",
+    }
+    assert locate(encode(message, schema, codec="zstd"), schema).sections["ternary"].given is None
+
+
+def test_bytes_are_told_by_form():
+    message, _ = small()
+    schema = schema_of(message)
+    data = encode(message, schema)
+    sizes = sections_in(data, schema)
+    scales, numbers, tags, lengths = 16, 16, 3, 4
+    assert list(sizes) == ["ternary", "grid", "dense"]
+    assert len(data) == 16 + numbers + scales + tags + lengths + sum(sizes.values())
+    floats = Message({"w": torch.ones(3)})
+    assert sections_in(encode(floats, schema_of(floats)), schema_of(floats)) == {"dense": 4 * 4}
 
 
 def test_the_schema_is_its_names_kinds_shapes_order_and_numbers():
@@ -167,11 +204,13 @@ def test_the_schema_is_its_names_kinds_shapes_order_and_numbers():
         Schema((Slot("c", (2, 3), Kind.TERNARY), base.slots[1]), ("loss",)),
         Schema((Slot("a", (3, 2), Kind.TERNARY), base.slots[1]), ("loss",)),
         Schema((Slot("a", (2, 3), Kind.INT8), base.slots[1]), ("loss",)),
+        Schema((Slot("a", (2, 3), Kind.GRID), base.slots[1]), ("loss",)),
+        Schema((Slot("a", (2, 3), Kind.GRID_ROWS), base.slots[1]), ("loss",)),
         Schema(base.slots[::-1], ("loss",)),
         Schema(base.slots, ("samples",)),
         Schema(base.slots),
     ]
-    assert len({schema.digest for schema in [base, *others]}) == 7
+    assert len({schema.digest for schema in [base, *others]}) == 9
     assert Schema(tuple(base.slots), ("loss",)).digest == base.digest
 
 
@@ -192,6 +231,11 @@ def _changes(value):
         yield value._replace(positive=value.positive + 1)
         yield value._replace(negative=value.negative + 1)
         yield value.codes
+        return
+    if isinstance(value, Grid):
+        yield value._replace(codes=value.codes + 1)
+        yield value._replace(exponents=value.exponents + 1)
+        yield value.dense()
         return
     yield value.reshape(1, -1)
     yield value.bool() if value.dtype is not torch.bool else value.int()

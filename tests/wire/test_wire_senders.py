@@ -6,7 +6,19 @@ import torch
 from wire_samples import small, ternary
 
 from ternfed.quantize.ternary import Ternary
-from ternfed.wire import Kind, Message, MessageError, Schema, Slot, decode, encode, reference_of, schema_of
+from ternfed.wire import (
+    Kind,
+    Message,
+    MessageError,
+    Schema,
+    Slot,
+    WrongReference,
+    decode,
+    encode,
+    reference_of,
+    schema_of,
+)
+from ternfed.wire.message import locate
 
 MESSAGE, CODES = small()
 SCHEMA = schema_of(MESSAGE)
@@ -37,6 +49,27 @@ WRONG = {
 def test_a_ternary_tensor_that_does_not_fit_is_named(mistake, codec):
     with pytest.raises(MessageError, match=r"conv\.weight"):
         encode(WRONG[mistake], SCHEMA, codec=codec)
+
+
+FIRST = MESSAGE.tensors["first.weight"]
+WRONG_GRIDS = {
+    "shape": FIRST._replace(codes=FIRST.codes.T),
+    "dense where a grid belongs": FIRST.dense(),
+    "codes of int64": FIRST._replace(codes=FIRST.codes.long()),
+    "a code too large": FIRST._replace(codes=FIRST.codes + 2**24),
+    "a code too small": FIRST._replace(codes=FIRST.codes - 2**24),
+    "exponents of int32": FIRST._replace(exponents=FIRST.exponents.int()),
+    "one exponent": FIRST._replace(exponents=FIRST.exponents[0]),
+    "too few exponents": FIRST._replace(exponents=FIRST.exponents[1:]),
+    "an exponent too large": FIRST._replace(exponents=FIRST.exponents + 110),
+    "an exponent too small": FIRST._replace(exponents=FIRST.exponents - 120),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_GRIDS)
+def test_a_grid_that_does_not_fit_is_named(mistake):
+    with pytest.raises(MessageError, match=r"first\.weight: "):
+        encode(Message({**MESSAGE.tensors, "first.weight": WRONG_GRIDS[mistake]}, MESSAGE.numbers), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +116,8 @@ def test_an_impossible_schema_is_refused():
         Schema((slot,), ("loss", "loss"))
     with pytest.raises(MessageError, match="w"):
         Schema((Slot("w", (-2, -3), Kind.TERNARY),))
+    with pytest.raises(MessageError, match="w: a single number has no rows"):
+        Schema((Slot("w", (), Kind.GRID_ROWS),))
 
 
 def test_a_reference_that_does_not_fit_is_named():
@@ -94,8 +129,16 @@ def test_a_reference_that_does_not_fit_is_named():
         reference_of({**CODES, "fc.weight": CODES["fc.weight"].float()}, SCHEMA)
     other = schema_of(Message({"w": Ternary(torch.ones(3, dtype=torch.int8), *CONV[1:])}))
     reference = reference_of({"w": torch.ones(3, dtype=torch.int8)}, other)
-    with pytest.raises(MessageError, match=r"conv\.weight: the reference has no such tensor"):
-        encode(MESSAGE, SCHEMA, reference=reference)
     data = encode(MESSAGE, SCHEMA, reference=CODES, codec="ans")
-    with pytest.raises(MessageError, match=r"conv\.weight: the reference has no such tensor"):
+    with pytest.raises(WrongReference):
         decode(data, SCHEMA, reference=reference)
+    with pytest.raises(MessageError, match=r"first\.weight"):
+        reference_of({**CODES, "first.weight": CODES["first.weight"].T}, SCHEMA)
+
+
+def test_a_reference_that_has_nothing_for_a_form_is_no_reference_for_it():
+    other = reference_of({"elsewhere": torch.ones(3), "first.bias": torch.ones(12, dtype=torch.int64)}, SCHEMA)
+    assert encode(MESSAGE, SCHEMA, reference=other) == encode(MESSAGE, SCHEMA)
+    floats = {"first.weight": CODES["first.weight"]}
+    sections = locate(encode(MESSAGE, SCHEMA, reference=floats), SCHEMA).sections
+    assert (sections["ternary"].given is None, sections["grid"].given is None) == (True, False)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, Grid
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Message
 from ternfed.wire.schema import DTYPES
@@ -37,6 +38,13 @@ def drift(rng: np.random.Generator, codes: np.ndarray, share: float) -> np.ndarr
     return np.where(moved, trits(rng, len(codes), 0.4), codes).astype(np.int8)
 
 
+def grid(codes: np.ndarray, exponents: int | np.ndarray = -8, shape=None) -> Grid:
+    return Grid(
+        torch.from_numpy(np.asarray(codes, np.int32)).reshape(shape or codes.shape),
+        torch.from_numpy(np.array(exponents, np.int16)),
+    )
+
+
 def small(seed: int = 0) -> tuple[Message, dict[str, torch.Tensor]]:
     """A message with every sort of section, and a reference for it."""
     rng = np.random.default_rng(seed)
@@ -49,12 +57,16 @@ def small(seed: int = 0) -> tuple[Message, dict[str, torch.Tensor]]:
             "fc.weight": ternary(drift(rng, second, 0.1), 0.125, 0.125, (5, 9)),
             "half": torch.from_numpy(rng.normal(0, 1, 30).astype(np.float16)),
             "mask": torch.from_numpy(rng.random(21) < 0.5),
+            "first.weight": grid(rng.normal(0, 40, (12, 5)).round(), rng.integers(-9, -6, 12)),
+            "first.bias": grid(rng.normal(0, 1, 12).round()),
         },
         {"samples": 600.0, "loss": 0.75},
     )
+    near = message.tensors["first.weight"].dense().numpy() + rng.normal(0, 0.01, (12, 5))
     return message, {
         "conv.weight": torch.from_numpy(first).reshape(31, 2),
         "fc.weight": torch.from_numpy(second).reshape(5, 9),
+        "first.weight": torch.from_numpy(near.astype(np.float32)),
     }
 
 
@@ -87,10 +99,25 @@ def ternaries(draw: st.DrawFn) -> Ternary:
 
 
 @st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    """Codes of any size, most of them of one; steps per tensor or per row."""
+    shape = draw(SHAPES)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    size = 2.0 ** draw(st.integers(-2, 24))
+    codes = np.asarray(np.clip(rng.normal(0, size, shape).round(), -LARGEST, LARGEST))
+    if codes.size and draw(st.booleans()):
+        codes.reshape(-1)[draw(st.integers(0, codes.size - 1))] = draw(st.sampled_from([-LARGEST, 255, 256, LARGEST]))
+    low = draw(st.integers(LOWEST, HIGHEST))
+    high = min(HIGHEST, low + draw(st.sampled_from([0, 1, 5, HIGHEST - LOWEST])))
+    rows = bool(shape) and draw(st.booleans())
+    return grid(codes, rng.integers(low, high + 1, shape[:1] if rows else ()))
+
+
+@st.composite
 def messages(draw: st.DrawFn) -> Message:
     """Messages of up to six tensors of any kind, with up to three numbers of any bits."""
     names = st.text(max_size=5)
-    values = st.one_of(tensors(), ternaries())
+    values = st.one_of(tensors(), ternaries(), grids(), grids())
     return Message(
         draw(st.dictionaries(names, values, max_size=6)),
         draw(st.dictionaries(names, st.floats(), max_size=3)),
@@ -98,10 +125,16 @@ def messages(draw: st.DrawFn) -> Message:
 
 
 def other_codes(message: Message, seed: int, share: float) -> dict[str, torch.Tensor]:
-    """Codes near those of a message, for a reference."""
+    """Codes near those of a message and floats near some of its grids, for a reference."""
     rng = np.random.default_rng(seed)
-    return {
+    held = {
         name: torch.from_numpy(drift(rng, value.codes.numpy().reshape(-1), share)).reshape(value.codes.shape)
         for name, value in message.tensors.items()
         if isinstance(value, Ternary)
     }
+    for name, value in message.tensors.items():
+        if isinstance(value, Grid) and rng.random() < 0.7:
+            near = value.dense().double() * torch.tensor(1 + share * rng.normal(size=value.codes.shape))
+            near.reshape(-1)[:2] = torch.tensor(rng.choice([np.nan, np.inf, -np.inf, -0.0, 1e300, 1e-300, 0.5], 1))
+            held[name] = near.to([torch.float64, torch.float32, torch.float16, torch.bfloat16][rng.integers(4)])
+    return held

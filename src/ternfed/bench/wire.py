@@ -18,6 +18,7 @@ from ternfed.bench.measure import best, peak
 from ternfed.bench.rivals import codecs as every_codec
 from ternfed.bench.rivals import golomb_bits
 from ternfed.bench.tables import Promise, markdown
+from ternfed.bench.wire_grid import GridRow, grid_promise, grid_rows, grid_table
 from ternfed.models import resnet18
 from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import Ternary
@@ -29,7 +30,6 @@ from ternfed.wire import (
     ans,
     decode,
     encode,
-    read_header,
     reference_of,
     schema_of,
     trits_of,
@@ -37,6 +37,7 @@ from ternfed.wire import (
 )
 from ternfed.wire import planes as planes_of
 from ternfed.wire.held import HeldTrits, Trits
+from ternfed.wire.message import locate
 from ternfed.wire.ternary import TERNARY
 from ternfed.wire.trits import Codes, flat_codes
 
@@ -119,6 +120,7 @@ class Report:
     codecs: tuple[CodecRow, ...]
     references: tuple[ReferenceRow, ...]
     messages: tuple[MessageRow, ...]
+    grids: tuple[GridRow, ...]
     dense: tuple[DenseRow, ...]
     promises: tuple[Promise, ...]
 
@@ -130,8 +132,9 @@ def run(size: int = 50_000_000, *, repeats: int = 3, epoch: bool = True) -> Repo
         references = tuple(reference_row(drift, repeats) for drift in DRIFTS)
         messages = tuple(message_rows(size // 5, repeats))
         dense = tuple(dense_row(kind) for kind in ("float32", "float16", "bfloat16"))
-        promises = tuple(promises_of(codecs, references, messages, epoch))
-        return Report(size, codecs, references, messages, dense, promises)
+        grids = tuple(grid_rows(repeats))
+        promises = (*promises_of(codecs, references, messages, epoch), grid_promise(grids))
+        return Report(size, codecs, references, messages, grids, dense, promises)
 
 
 def codec_rows(size: int, zeros: float, repeats: int) -> list[CodecRow]:
@@ -248,7 +251,8 @@ def _overhead(data: bytes, message: Message, schema: Schema, reference: Referenc
     alone = len(encode(dense, schema_of(dense))) - len(encode(empty, schema_of(empty)))
     trits = {name: trits_of(value) for name, value in message.tensors.items()}
     codes = np.concatenate([flat_codes(name, part) for name, part in trits.items() if part is not None])
-    used = reference.held(TERNARY, schema.ternary) if reference and read_header(data).reference else None
+    given = locate(data, schema).sections["ternary"].given
+    used = reference.held(TERNARY, schema.ternary) if reference and given else None
     counts = Trits(codes, schema.sizes, used).counts.sum(axis=1)
     return len(data) - alone - 4 * len(schema.ternary) - 8 * len(schema.numbers) - ans.entropy_bits(counts) / 8
 
@@ -333,6 +337,8 @@ def table(report: Report) -> str:
             _reference_table(report.references),
             "Whole messages:",
             _message_table(report.messages),
+            "Tensors on a grid, bits per number and MB/s of int32 codes:",
+            grid_table(report.grids),
             "6,000 normal weights, bytes:",
             markdown(
                 ("dtype", "raw", "one frame", "a frame per plane", "and no short matches"),

@@ -167,9 +167,9 @@ def _write_groups(groups: Sequence[int], count: int) -> bytes:
     """How many there are; with more than one also that of each slot, in as few bits as the last needs."""
     if count == 1:
         return varint.write(1)
-    width = (count - 1).bit_length()
-    packed = sum(group << place * width for place, group in enumerate(groups))
-    return varint.write(count) + packed.to_bytes(-(-width * len(groups) // 8), "little")
+    places = np.arange((count - 1).bit_length())
+    bits = (np.array(groups)[:, None] >> places & 1).astype(np.uint8)
+    return varint.write(count) + np.packbits(bits, bitorder="little").tobytes()
 
 
 def _read_groups(data: memoryview, at: int, slots: int) -> tuple[list[int], int, int]:
@@ -183,11 +183,11 @@ def _read_groups(data: memoryview, at: int, slots: int) -> tuple[list[int], int,
     stop = at + -(-width * slots // 8)
     if stop > len(data):
         raise Truncated("the bytes end within the groups")
-    packed = int.from_bytes(data[at:stop], "little")
-    groups = [packed >> place * width & (1 << width) - 1 for place in range(slots)]
-    if max(groups) >= count or packed >> width * slots:
+    bits = np.unpackbits(np.frombuffer(data[at:stop], np.uint8), bitorder="little")
+    groups = bits[: width * slots].reshape(slots, width) @ (1 << np.arange(width))
+    if groups.max() >= count or bits[width * slots :].any():
         raise WrongValue(f"a group that is not one of {count}")
-    return groups, count, stop
+    return groups.tolist(), count, stop
 
 
 def _decode(slots: Slots, coded: Coded, held: HeldGrids | None) -> list[Grid]:
@@ -219,9 +219,10 @@ def _read(data: memoryview, slots: Slots) -> tuple[Numbers, list[Numbers]]:
             raise Truncated("no base of the exponents")
         base, at = data[0] + LOWEST, 1
     groups, count, at = _read_groups(data, at, len(slots))
-    sizes = [0] * count
-    for group, slot in zip(groups, slots, strict=True):
-        sizes[group] += slot.size
+    members: list[list[int]] = [[] for _ in range(count)]
+    for place, group in enumerate(groups):
+        members[group].append(place)
+    sizes = [sum(slots[place].size for place in places) for places in members]
     lengths = [total, *sizes] if total else sizes
     models = []
     for length in lengths:
@@ -230,12 +231,11 @@ def _read(data: memoryview, slots: Slots) -> tuple[Numbers, list[Numbers]]:
     coder = coder_from_bytes(data[at:])
     exponents = pop(coder, total, models.pop(0)) + np.int32(base) if total else np.empty(0, np.int32)
     numbers: list[Numbers] = [np.empty(0, np.int32)] * len(slots)
-    for group, (size, model) in enumerate(zip(sizes, models, strict=True)):
+    for places, size, model in zip(members, sizes, models, strict=True):
         flat, stop = pop(coder, size, model), 0
-        for place, slot in enumerate(slots):
-            if groups[place] == group:
-                start, stop = stop, stop + slot.size
-                numbers[place] = flat if slot.size == size else flat[start:stop].copy()
+        for place in places:
+            start, stop = stop, stop + slots[place].size
+            numbers[place] = flat if slots[place].size == size else flat[start:stop].copy()
     if not coder.is_empty():
         raise TrailingBytes("the stream goes on after the last number")
     return exponents, numbers

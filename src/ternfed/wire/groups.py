@@ -11,7 +11,7 @@ from ternfed.wire.numbers import Histogram
 
 FINE = 2
 """How fine the buckets are by which slots are compared."""
-MOST_PIECES = 32
+MOST_PIECES = 96
 """Slots that are neighbours in the order of their spread are taken together beyond this."""
 
 
@@ -57,8 +57,7 @@ def _table(slots: Sequence[Histogram]) -> NDArray[np.int64]:
 
 def _bits(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Of each row: its entropy, and one or two bytes for each count."""
-    totals = counts.sum(axis=1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        entropy = np.where(counts > 0, counts * np.log2(totals / counts), 0.0).sum(axis=1)
+    totals = counts.sum(axis=1)
+    entropy = totals * np.log2(np.maximum(totals, 1)) - (counts * np.log2(np.maximum(counts, 1))).sum(axis=1)
     out: NDArray[np.float64] = entropy + 8.0 * (2 + (counts > 0).sum(axis=1) + (counts > 127).sum(axis=1))
     return out

@@ -108,4 +108,6 @@ class Schema:
 
 def flat_bytes(tensor: Tensor) -> Tensor:
     """The elements of any tensor, row by row, as uint8 on the CPU; shares memory where it can."""
+    if not tensor.numel():  # torch cannot view every tensor of no elements as bytes
+        return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -30,7 +30,7 @@ class Bounds:
     scale: float = 10.0
     """Of a ternary layer's factor."""
     weight: float = 100.0
-    """Of a parameter's size."""
+    """Of a parameter's size, plain or on a grid."""
     samples: int = 10_000_000
     """That a client may say it trained on: its weight in the average."""
 

@@ -1,0 +1,41 @@
+"""What a server accepts of an upload on a grid: its numbers count as those of plain weights do."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ternfed.algorithms import fedavg
+from ternfed.algorithms.algorithm import Network, Training
+from ternfed.engines.flower.uploads import Bounds, OutOfBounds, accept
+from ternfed.quantize.grid import Grid
+from ternfed.round.exchange import Broadcast
+from ternfed.wire import Message, encode, schema_of
+
+
+def accepted(code: int, exponent: int, parameters: tuple[str, ...] = ("weight",)) -> Message:
+    codes = torch.from_numpy(np.array([1, -code, 0], np.int32))
+    upload = Message(
+        {"weight": Grid(codes, torch.tensor(exponent, dtype=torch.int16))}, {"round": 3.0, "samples": 10.0}
+    )
+    network = Network.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2)))
+    algorithm = replace(fedavg.algorithm(network, Training(), fedavg.Settings()), up=(schema_of(upload),))
+    data = encode(upload, algorithm.up[0])
+    return accept(algorithm, parameters, data, Broadcast(upload, None), 3, Bounds())
+
+
+def test_numbers_within_the_bounds_of_a_weight_are_accepted() -> None:
+    assert accepted(100, 0).tensors["weight"].codes.tolist() == [1, -100, 0]  # type: ignore[union-attr]
+    assert accepted(2**24, -18).numbers["samples"] == 10
+
+
+@pytest.mark.parametrize(("code", "exponent"), [(101, 0), (1, 100), (2**24, -17)])
+def test_larger_ones_are_refused(code: int, exponent: int) -> None:
+    with pytest.raises(OutOfBounds, match=r"weight: .* is more than 100"):
+        accepted(code, exponent)
+
+
+def test_what_is_no_parameter_has_no_bound() -> None:
+    accepted(1, 100, ())
