@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from ternfed import draws
 from ternfed.aggregation.aggregation import Uploads
-from ternfed.algorithms import centralized, cmfl, fedavg, fedopt, fedprox, stc, tfedavg
+from ternfed.algorithms import (
+    centralized,
+    cmfl,
+    fedavg,
+    fedopt,
+    fedprox,
+    stc,
+    tfedavg,
+    tfedavg_settings,
+    tfedavg_uploads,
+)
 from ternfed.algorithms.algorithm import (
     Algorithm,
     Client,
@@ -56,7 +66,7 @@ def uploads(average: Weights, **numbers: float) -> Uploads:
 
 def opened(network: Network) -> Server:
     """T-FedAvg's server with the network's own weights, in full precision."""
-    return Server(network.weights(), memory=tfedavg.ServerMemory())
+    return Server(network.weights(), memory=tfedavg_uploads.ServerMemory())
 
 
 def started(algorithm: Algorithm, server: Server) -> Local:
@@ -128,7 +138,7 @@ class TestTFedAvgClient:
         paper = tfedavg.PRESETS["paper"]
         assert (paper.rule, paper.factor, paper.randomise) == (Rule.MEAN, 0.05, True)
         assert (paper.server_rule, paper.server_factor, paper.tolerance) == (Rule.MAX, 0.05, 0.03)
-        assert paper.latents is tfedavg.Latents.RECEIVED
+        assert paper.latents is tfedavg_settings.Latents.RECEIVED
         assert paper.latent_rate == paper.factor_rate == 1
         assert paper.plain_epochs == 0
         assert not paper.keep_latents
@@ -150,9 +160,9 @@ class TestTFedAvgClient:
         assert local.weights["2.weight"].abs().max() == 1
         assert torch.equal(local.weights["0.weight"], network.weights()["0.weight"])
 
-    @pytest.mark.parametrize("latents", list(tfedavg.Latents))
+    @pytest.mark.parametrize("latents", list(tfedavg_settings.Latents))
     def test_plain_epochs_begin_with_the_received_weights_whatever_the_latents(
-        self, network: Network, latents: tfedavg.Latents
+        self, network: Network, latents: tfedavg_settings.Latents
     ) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(latents=latents, plain_epochs=1))
         received = algorithm.broadcast(Server(network.weights()), False)
@@ -184,7 +194,7 @@ class TestTFedAvgClient:
         assert tfedavg.algorithm(network, training, told).training.factor_rate == 0.5
 
     def test_factors_can_start_at_one(self, network: Network) -> None:
-        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(start=tfedavg.Start.ONE))
+        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(start=tfedavg_settings.Start.ONE))
         local = started(algorithm, Server(network.weights()))
         assert local.factors["2.weight"].tolist() == [1.0]
 
@@ -307,7 +317,7 @@ class TestTFedAvgServer:
             assert bool(server.sent["2.weight"].codes.view(-1)[0]) is flips
 
     def test_clients_notice_a_collapse_one_round_later(self, network: Network) -> None:
-        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(judging=tfedavg.Judging.CLIENTS))
+        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(judging=tfedavg_settings.Judging.CLIENTS))
         server = opened(network)
         strategies = []
         for accuracy in (0.5, 0.8, 0.6, 0.79):
@@ -318,7 +328,7 @@ class TestTFedAvgServer:
         assert "accuracy" in algorithm.up[0].numbers
 
     def test_judging_can_be_off(self, network: Network) -> None:
-        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(judging=tfedavg.Judging.OFF))
+        algorithm = tfedavg.algorithm(network, TRAINING, tfedavg.Settings(judging=tfedavg_settings.Judging.OFF))
         server = algorithm.update(opened(network), uploads(network.weights()), helpers())
         assert server.strategy is Strategy.TERNARY
 

@@ -140,7 +140,7 @@ def test_an_algorithm_may_send_something_else_to_those_who_hold_the_last() -> No
     algorithm = stc.algorithm(network(), Training(epochs=1), stc.Settings())
     server = algorithm.open(network().weights())
     sent, _ = stc.compress(network().weights(), 0.1)
-    third = Broadcasts(algorithm, replace(server, ternary=sent), 3, {}, {0: 2, 1: 1})
+    third = Broadcasts(algorithm, replace(server, sent=sent), 3, {}, {0: 2, 1: 1})
     assert len(third.for_client(0).data) < 0.1 * len(third.for_client(1).data)
     assert third.for_client(1) is third.for_client(2)
 

@@ -55,14 +55,14 @@ class Judging(StrEnum):
 class Settings:
     """T-FedAvg's settings."""
 
-    upload: Upload = Upload.AUTO
+    upload: Upload = Upload.TRITS
     difference_bits: int = 2
     """Of each weight in an upload of differences: 2 bits are -1, 0 or +1 times a step, rounded at random."""
     server_rate: float = 1.0
     """So much of the mean difference is added to the server's latent weights."""
-    rest_bits_up: int | None = 3
+    rest_bits_up: int | None = None
     """Of each number that is not ternary, in uploads: its change, rounded at random. "none": floats (`dense`)."""
-    rest_bits_down: int | None = 4
+    rest_bits_down: int | None = None
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
     rule: Rule = Rule.MEAN
     """Threshold rule on the client: Δ = factor · mean|θ| or factor · max|θ|."""
@@ -77,7 +77,7 @@ class Settings:
     latents: Latents = Latents.NORMALISED
     clip: float | None = 1.0
     """Latent weights stay in [-clip, clip]; "none": they are not clipped."""
-    own_adam: bool = True
+    own_adam: bool = False
     """Latent weights are moved by an Adam of their own, so that the rate of flips does not depend on the optimizer of
     the other weights. False: by that one."""
     latent_rate: float | None = None
@@ -130,11 +130,7 @@ PRESETS: Mapping[str, Settings] = {
         randomise=True,
         gradient=FactorGradient.PAPER,
         latents=Latents.RECEIVED,
-        upload=Upload.TRITS,
-        rest_bits_up=None,
-        rest_bits_down=None,
         clip=None,
-        own_adam=False,
         latent_rate=1.0,
         factor_rate=1.0,
         plain_epochs=0,
@@ -144,6 +140,9 @@ PRESETS: Mapping[str, Settings] = {
         ternary_start=False,
         statistics=Statistics.AVERAGE,
     ),
-    "frozen": Settings(upload=Upload.TRITS, latent_rate=0.0, plain_epochs=0),
+    "small": Settings(upload=Upload.AUTO, rest_bits_up=3, rest_bits_down=4, own_adam=True),
+    "frozen": Settings(latent_rate=0.0, plain_epochs=0),
+    "frozen-small": Settings(latent_rate=0.0, plain_epochs=0, rest_bits_up=3, rest_bits_down=4),
 }
-"""`paper`: as published. `frozen`: the control whose trits never change; only scales and the other layers learn."""
+"""`paper`: as published. `small`: everything compressed, and trits that learn with any optimizer. `frozen`: the control
+whose trits never change, so that only scales and the other layers learn; `frozen-small` with everything compressed."""
