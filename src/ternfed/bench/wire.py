@@ -32,6 +32,7 @@ from ternfed.wire import (
     encode,
     reference_of,
     schema_of,
+    sections_in,
     trits_of,
     zstd,
 )
@@ -245,16 +246,14 @@ def message_row(
 
 
 def _overhead(data: bytes, message: Message, schema: Schema, reference: Reference | None) -> float:
-    """Bytes beyond the entropy, the dense section as it would be alone, four bytes per scale and eight per number."""
-    dense = Message({name: value for name, value in message.tensors.items() if trits_of(value) is None})
-    empty = Message({}, {})
-    alone = len(encode(dense, schema_of(dense))) - len(encode(empty, schema_of(empty)))
+    """Bytes beyond the entropy, the dense stream, four bytes per scale and eight per number."""
     trits = {name: trits_of(value) for name, value in message.tensors.items()}
     codes = np.concatenate([flat_codes(name, part) for name, part in trits.items() if part is not None])
     given = locate(data, schema).sections["ternary"].given
     used = reference.held(TERNARY, schema.ternary) if reference and given else None
     counts = Trits(codes, schema.sizes, used).counts.sum(axis=1)
-    return len(data) - alone - 4 * len(schema.ternary) - 8 * len(schema.numbers) - ans.entropy_bits(counts) / 8
+    floats = sections_in(data, schema).get("dense", 0)
+    return len(data) - floats - 4 * len(schema.ternary) - 8 * len(schema.numbers) - ans.entropy_bits(counts) / 8
 
 
 def promises_of(
