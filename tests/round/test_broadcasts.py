@@ -132,7 +132,7 @@ def test_each_age_is_made_once_and_only_when_it_is_asked_for() -> None:
 def test_in_the_first_round_nobody_holds_anything() -> None:
     first = Broadcasts(algorithm(), servers()[0], 1)
     assert first.groups(range(3)) == {None: [0, 1, 2]}
-    assert locate(first.for_client(0).data, algorithm.down[0]).sections["ternary"].given is None
+    assert locate(first.for_client(0).data, algorithm().down[0]).sections["ternary"].given is None
 
 
 def test_an_algorithm_may_send_something_else_to_those_who_hold_the_last() -> None:

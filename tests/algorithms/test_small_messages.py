@@ -1,0 +1,194 @@
+"""T-FedAvg with everything compressed: differences up, the rest on a grid, trits that learn with any optimizer."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ternfed.aggregation.aggregation import Uploads
+from ternfed.algorithms import tfedavg
+from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Training, dense_weights
+from ternfed.algorithms.rest import added, changes, rounded
+from ternfed.algorithms.tfedavg_settings import PRESETS, Settings, Upload
+from ternfed.data.sets import load
+from ternfed.data.values import DataSet
+from ternfed.engines import simulate
+from ternfed.experiment.experiment import Experiment
+from ternfed.models import mlp, resnet18
+from ternfed.quantize.ternary import requantize
+from ternfed.round.federation import Federation, open_federation
+from ternfed.round.state import pack, unpack
+from ternfed.wire import Kind, trits_of
+
+SMALL = PRESETS["small"]
+TRAINING = Training(epochs=5)
+CLIENT = Client(0, 2, lambda purpose: torch.Generator().manual_seed(len(purpose)))
+NO_HELP = Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights)
+
+
+@pytest.fixture(scope="module")
+def digits() -> DataSet:
+    return load("digits")
+
+
+def small_mlp() -> Network:
+    torch.manual_seed(0)
+    return Network.of(mlp(inputs=12, hidden=(8, 6), classes=3))
+
+
+def federation(digits: DataSet, *settings: str) -> Federation:
+    usual = ("model.hidden=[48, 32]", "federation.clients=10", "federation.participation=0.5", "training.rate=0.3")
+    schedule = ("training.schedule=cosine", "algorithm.name=tfedavg", "algorithm.preset=small")
+    return open_federation(Experiment.from_toml("", [*usual, *schedule, *settings]), digits)
+
+
+def kinds(algorithm: Algorithm) -> set[Kind]:
+    return {slot.kind for slot in algorithm.up[0].slots}
+
+
+class TestTheRestOnAGrid:
+    def test_a_change_is_right_on_average_and_never_off_by_more_than_a_step(self) -> None:
+        received = {"w": torch.zeros(4, 50), "b": torch.zeros(7)}
+        moved = {name: torch.randn(tensor.shape) for name, tensor in received.items()}
+        source = torch.Generator().manual_seed(0)
+        many = [changes(moved, received, 3, source) for _ in range(800)]
+        for name, tensor in moved.items():
+            step = torch.ldexp(torch.ones(()), many[0][name].exponents.int().max())
+            errors = torch.stack([sent[name].dense() - tensor for sent in many])
+            assert errors.abs().max() < step
+            assert errors.mean(0).abs().max() < 5 * step * 0.5 / 800**0.5
+
+    def test_matrices_have_a_step_per_row_and_vectors_one(self) -> None:
+        sent = rounded({"w": torch.randn(4, 3), "b": torch.randn(4), "one": torch.randn(())}, {}, 4)
+        assert [tuple(sent[name].exponents.shape) for name in ("w", "b", "one")] == [(4,), (), ()]
+
+    def test_a_later_broadcast_has_the_finer_step_that_its_smaller_change_needs(self) -> None:
+        weights = {"w": torch.randn(3, 40)}
+        first = rounded(weights, {}, 4)
+        nearer = {"w": first["w"].dense() + 0.001 * torch.randn(3, 40)}
+        second = rounded(nearer, {"w": first["w"].dense()}, 4)
+        assert (second["w"].exponents < first["w"].exponents).all()
+        assert (second["w"].dense() - nearer["w"]).abs().max() < 0.001
+
+    def test_a_variance_stays_one(self) -> None:
+        weights = {"norm.running_var": torch.tensor([0.1, 1.0]), "norm.running_mean": torch.zeros(2)}
+        moved = added(weights, {name: torch.tensor([-0.5, 0.5]) for name in weights})
+        assert moved["norm.running_var"].tolist() == [0.0, 1.5]
+        assert moved["norm.running_mean"].tolist() == [-0.5, 0.5]
+
+    def test_the_server_keeps_what_rounding_a_broadcast_lost(self) -> None:
+        network = small_mlp()
+        made = tfedavg.algorithm(network, TRAINING, SMALL)
+        server = made.open(network.weights())
+        rest = "linear3.weight"
+        assert not torch.equal(server.weights[rest], server.memory.rest[rest])
+        nothing = {name: torch.zeros_like(tensor) for name, tensor in network.weights().items()}
+        after = made.update(server, Uploads(nothing, {}, 2, 0), NO_HELP)
+        assert torch.equal(after.memory.rest[rest], server.memory.rest[rest])
+
+
+class TestDifferences:
+    def test_without_batchnorm_clients_send_differences_with_it_trits(self) -> None:
+        assert Kind.TERNARY not in kinds(tfedavg.algorithm(small_mlp(), TRAINING, SMALL))
+        with_norm = Network.of(resnet18(width=4))
+        assert kinds(tfedavg.algorithm(with_norm, TRAINING, SMALL)) == {Kind.TERNARY, Kind.GRID, Kind.GRID_ROWS}
+
+    def test_clients_train_plain_weights_from_the_received_trits(self) -> None:
+        network = small_mlp()
+        made = tfedavg.algorithm(network, TRAINING, SMALL)
+        received = made.broadcast(made.open(network.weights()), False)
+        local, _ = made.start(received, made.client_memory(), CLIENT)
+        assert made.training.quantizer is None
+        for name in network.parameters:
+            assert torch.equal(local.weights[name], dense_weights(received)[name])
+
+    def test_the_servers_latent_weights_move_by_the_mean_difference_and_trits_follow(self) -> None:
+        network, rate = small_mlp(), 0.5
+        made = tfedavg.algorithm(network, TRAINING, replace(SMALL, server_rate=rate))
+        server = made.open(network.weights())
+        received = made.broadcast(server, False)
+        (name,) = network.ternary
+        moved = {n: t + 0.1 * torch.randn(t.shape) for n, t in dense_weights(received).items()}
+        message, _ = made.finish(Local(moved, {}), received, made.client_memory(), CLIENT)
+        sent = dense_weights(message)
+        after = made.update(server, Uploads(sent, {}, 1, 0), NO_HELP)
+        expected = network.weights()[name] + rate * sent[name]
+        assert torch.equal(after.memory.latents[name], expected)
+        assert torch.equal(trits_of(after.sent[name]), requantize(expected, SMALL.server_rule, 0.7).codes)
+
+    def test_a_resumed_run_ends_like_one_never_interrupted(self, digits: DataSet) -> None:
+        made = federation(digits, "federation.rounds=4", "training.epochs=1")
+        whole = list(simulate.play(made))
+        tensors, facts = pack(whole[1][0])
+        resumed = list(simulate.play(made, unpack(made.algorithm, 2, tensors, facts)))
+        assert [record.to_line() for _, record in resumed] == [record.to_line() for _, record in whole[2:]]
+
+
+class TestLearning:
+    @pytest.mark.parametrize(
+        "optimizer",
+        [("training.rate=0.3",), ("training.momentum=0.9", "training.rate=0.03"),
+         ("training.optimizer=adam", "training.rate=0.003")],
+        ids=["sgd", "momentum", "adam"],
+    )  # fmt: skip
+    @pytest.mark.parametrize("layers", ["inner", "all"])
+    def test_trits_flip_and_the_network_learns_whatever_the_optimizer(
+        self, digits: DataSet, optimizer: tuple[str, ...], layers: str
+    ) -> None:
+        made = federation(digits, "federation.rounds=15", f"model.ternary={layers}", *optimizer)
+        records = [record for _, record in simulate.play(made)]
+        assert (records[1].changed or 0) > 0.01
+        assert records[-1].score > 0.85
+
+    def test_latent_weights_have_an_adam_of_their_own_that_sgd_does_not_slow_down(self, digits: DataSet) -> None:
+        slow = ("training.rate=0.01", "algorithm.upload=trits", "federation.rounds=2")
+        flips = [
+            next(simulate.play(federation(digits, *slow, f"algorithm.own_adam={own}")))[1].changed
+            for own in ("true", "false")
+        ]
+        assert (flips[0] or 0) > 0.02
+        assert (flips[0] or 0) > 10 * (flips[1] or 0)
+
+    @pytest.mark.parametrize("preset", ["frozen", "frozen-small"])
+    def test_the_control_never_changes_a_trit(self, digits: DataSet, preset: str) -> None:
+        made = federation(digits, f"algorithm.preset={preset}", "federation.rounds=5", "training.rate=0.1")
+        assert [record.changed for _, record in simulate.play(made)] == [0.0] * 5
+
+    def test_everything_is_small_in_both_directions(self, digits: DataSet) -> None:
+        made = federation(digits, "model.hidden=[256, 256]", "model.ternary=all", "federation.rounds=6")
+        records = [record for _, record in simulate.play(made)]
+        up, down = sum(r.bytes_up for r in records), sum(r.bytes_down for r in records)
+        assert 30 * up < sum(r.bytes_up_fp32 for r in records)
+        assert 20 * down < sum(r.bytes_down_fp32 for r in records)
+
+
+def test_a_network_with_batchnorm_learns_with_everything_compressed(digits: DataSet) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1)]
+        return nn.Sequential(
+            *layers, nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10)
+        )
+
+    settings = ["data.dataset=own:digits", "federation.clients=5", "federation.participation=1", "federation.rounds=6"]
+    more = ["training.optimizer=adam", "training.rate=0.01", "training.schedule=cosine", "algorithm.preset=small"]
+    experiment = Experiment.from_toml("", [*settings, *more, "algorithm.name=tfedavg", "training.epochs=2"])
+    made = open_federation(experiment, digits, model=build())
+    records = [record for _, record in simulate.play(made)]
+    assert records[-1].score > 0.8
+    assert records[-1].dropped == ()
+
+
+@pytest.mark.parametrize("key", ["difference_bits", "rest_bits_up", "rest_bits_down"])
+@pytest.mark.parametrize("bits", [1, 17])
+def test_impossible_bits_are_refused(key: str, bits: int) -> None:
+    with pytest.raises(ValueError, match=f"{key} = {bits}: 2 to 16"):
+        Settings(**{key: bits})  # type: ignore[arg-type]
+
+
+def test_the_way_up_can_be_chosen(tmp_path: Path) -> None:
+    network = small_mlp()
+    made = tfedavg.algorithm(network, TRAINING, replace(SMALL, upload=Upload.TRITS))
+    assert Kind.TERNARY in kinds(made)
