@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 out = Console()
 err = Console(stderr=True)
 
-WARNED = "trits do not move"
-"""A progress line's word for the one warning there is (`runs/records.py`)."""
+WARNED = "frozen"
+"""A progress line's word for trits that do not move, the one warning there is (`runs/records.py`)."""
 
 
 def show_rounds(
@@ -53,7 +53,7 @@ def show_rounds(
             up, down = up + record.bytes_up, down + record.bytes_down
             seen.append(record)
             warned = warned or (record.changed is not None and bool(warns(seen)))
-            facts = round_facts(record, record.score, up, down) + (f" · {WARNED}" if warned else "")
+            facts = round_facts(record, record.score, up, down) + (f", {WARNED}" if warned else "")
             progress.update(task, completed=record.round, facts=facts)
             yield record
 

@@ -21,7 +21,7 @@ class Count:
     ternary: int
     first: int
     """In its first layer."""
-    ends: tuple[bool, bool]
+    ends: tuple[bool, bool] = (False, False)
     """Whether the first and the last weight matrix are ternary."""
 
     def bits(self, ternary: bool, first: bool = True) -> int:
