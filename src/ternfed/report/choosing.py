@@ -100,30 +100,38 @@ def tuning(groups: Sequence[Group]) -> Sheet | None:
     rates = sorted({_rate(group) for group in found})
     rows = []
     for comparison, tried in by_comparison(found).items():
-        for schedule, length in dict.fromkeys((_schedule(group), rounds_label(group)) for group in tried):
-            alike = [group for group in tried if (_schedule(group), rounds_label(group)) == (schedule, length)]
-            by_rate = {_rate(group): group for group in alike}
-            cells = (
-                validation_text(by_rate[rate], _judged(by_rate[rate])) if rate in by_rate else NONE for rate in rates
-            )
-            seeds = range_text([len(group.shown) for group in alike])
-            rows.append((comparison.text(), length, schedule, seeds, *cells, _best(by_rate)))
+        for kind in dict.fromkeys(map(_kind, tried)):
+            by_rate = {_rate(group): group for group in tried if _kind(group) == kind}
+            cells = (_tried_text(by_rate[rate]) if rate in by_rate else NONE for rate in rates)
+            seeds = range_text([len(group.runs) for group in by_rate.values()])
+            schedule, rounds, epochs = kind
+            rows.append((comparison.text(), f"{rounds} × {epochs}", schedule, seeds, *cells, _best(by_rate)))
     headings = ("data", "rounds × epochs", "schedule", "seeds", *(f"rate {rate:g}" for rate in rates), "best")
     notes = (
         "Accuracy in percent on validation data, split from the training set and held out on the server: the mean of "
-        "the last tenth of the rounds, of three at least; ± is the standard deviation over seeds.",
+        "the last tenth of the rounds, of three at least; ± is the standard deviation over seeds. 'Ended': no seed "
+        "finished, because training diverged on every client of that round or the run was stopped.",
     )
     return Sheet("tuning", SHOWN["tuning"], headings, tuple(rows), texts=3, notes=notes)
 
 
 def _best(by_rate: Mapping[float, Group]) -> str:
-    """The rate that judged best, and whether better ones may lie beyond those tried."""
-    judged = {rate: group.validation(_judged(group)) for rate, group in by_rate.items()}
+    """The rate that judged best, all its seeds finished, and whether better ones may lie beyond those tried."""
+    whole = {rate: group for rate, group in by_rate.items() if all(run.finished for run in group.runs)}
+    judged = {rate: group.validation(_judged(group)) for rate, group in whole.items()}
     best = max(((value.mean, rate) for rate, value in judged.items() if value is not None), default=None)
     if best is None:
         return NONE
     beyond = {min(by_rate): " (smallest tried)", max(by_rate): " (largest tried)"} if len(by_rate) > 1 else {}
     return f"{best[1]:g}{beyond.get(best[1], '')}"
+
+
+def _tried_text(group: Group) -> str:
+    done = sum(run.finished for run in group.runs)
+    if not done:
+        return f"ended in round {max(len(run.rounds) for run in group.runs) + 1}"
+    seeds = "" if done == len(group.runs) else f" ({done} of {len(group.runs)} seeds)"
+    return validation_text(group, _judged(group)) + seeds
 
 
 def _judged(group: Group) -> int:
@@ -135,5 +143,6 @@ def _rate(group: Group) -> float:
     return float(group.setting("training", "rate"))
 
 
-def _schedule(group: Group) -> str:
-    return str(group.setting("training", "schedule") or "constant")
+def _kind(group: Group) -> tuple[str, int, int]:
+    """Schedule, rounds and epochs: runs of one kind are compared."""
+    return str(group.setting("training", "schedule") or "constant"), *group.planned
