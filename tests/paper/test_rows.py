@@ -182,7 +182,7 @@ class TestWrongFiles:
             ("[reproduce]\n" + GOOD.replace("iid", "nope"), "reproduce.shows"),
             ("[reproduce]\n" + GOOD.replace("seeds = 1", "seeds = 0"), "reproduce.seeds = 0"),
             ("[reproduce]\n" + GOOD + "repetitions = 0\n", "reproduce.repetitions = 0"),
-            ("[reproduce]\n" + GOOD + 'role = "best"\n', "reproduce.role = 'best'"),
+            ("[reproduce]\n" + GOOD + 'role = "best"\n', 'reproduce.role = "best"'),
             ("[reproduce]\n" + GOOD + "seed = 3\n", "did you mean reproduce.seeds"),
             ("[reproduce]\n" + GOOD + "paper_deviation = 0.2\n", "is called reproduce.paper_std now"),
             ("[reproduce]\n" + GOOD.replace('title = "a"\n', ""), "title"),
