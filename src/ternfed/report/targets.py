@@ -67,9 +67,10 @@ def _verdict(aim: Aim) -> tuple[str, str, str]:
     value, points = aim.reached, aim.points
     if value is None:
         return NONE, NONE, "not run"
-    seeds = str(aim.seeds) if aim.seeds >= aim.target.seeds else f"{aim.seeds} of {aim.target.seeds}"
+    enough = aim.seeds >= aim.target.seeds
+    seeds = str(aim.seeds) if enough else f"{aim.seeds} of {aim.target.seeds}"
     if points is None:
         margin, missed = f"1/{value:.1f}", f"missed: 1/{value:.1f}"
     else:
         margin, missed = points.text(sign="+"), f"missed by {aim.needed - value:.2f}"
-    return margin, seeds, "reached" if aim.holds else missed
+    return margin, seeds, missed if not aim.holds else "reached" if enough else "reached so far"
