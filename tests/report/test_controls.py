@@ -65,6 +65,7 @@ class TestControls:
         assert own["flips, first / mean / last (%)"] == "25 / 25 / 25"
         assert published["algorithm"] == "T-FedAvg as published (preset paper)"
         assert published["T-FedAvg − tuned FedAvg"] == "-40.00"
+        assert published["T-FedAvg − frozen"] == "–"  # the control starts otherwise, and is the recipe's alone
 
     def test_a_control_that_is_missing_is_seen_to_be_missing(self, cell: Path) -> None:
         add(cell, "other", *CIFAR, changed=0.5)
@@ -79,9 +80,10 @@ class TestControls:
             "data.classes_per_client=2",
             "model.activation=none",
             "model.ternary=all",
+            "training.rate=0.5",
         ],
     )
-    def test_the_frozen_control_is_one_of_the_same_cell_and_layers(self, tmp_path: Path, setting: str) -> None:
+    def test_the_frozen_control_is_one_of_the_same_cell_layers_and_training(self, tmp_path: Path, setting: str) -> None:
         add(tmp_path, "own", *MNIST, changed=0.5)
         add(tmp_path, "tuned", *MNIST, "algorithm.name=fedavg")
         settings = [*MNIST, FROZEN, "name=frozen", "federation.rounds=2", setting]

@@ -17,7 +17,8 @@ class Controls(NamedTuple):
     tuned: Group | None
     """At the best rate that was tried on validation data."""
     frozen: Group | None
-    """The same algorithm and the same ternary layers, whose trits never change."""
+    """The same algorithm, ternary layers and training, with trits that never change: the recipe's control. T-FedAvg as
+    published starts otherwise, and has none."""
 
     @property
     def best(self) -> Group | None:
@@ -37,15 +38,14 @@ def controls_of(group: Group, groups: Sequence[Group]) -> Controls:
     def first(fits: Callable[[Group], bool]) -> Group | None:
         return max(filter(fits, alike), key=lambda other: len(other.shown), default=None)
 
-    ternary = group.setting("model", "ternary")
+    own = (group.algorithm, group.setting("model", "ternary"), group.settings["training"])
     return Controls(
         fedavg=first(lambda other: other.algorithm == "fedavg" and other.role != "tuned"),
         tuned=first(lambda other: other.algorithm == "fedavg" and other.role == "tuned"),
         frozen=first(
             lambda other: (
-                other.algorithm == group.algorithm
-                and other.role == "frozen"
-                and other.setting("model", "ternary") == ternary
+                (group.role, other.role) == (None, "frozen")
+                and (other.algorithm, other.setting("model", "ternary"), other.settings["training"]) == own
             )
         ),
     )

@@ -264,9 +264,10 @@ def seconds(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 def _ternary(groups: Sequence[Group]) -> list[tuple[str, Group]]:
-    """Groups whose broadcasts have trits, each with a title."""
+    """Groups whose broadcasts have trits, each with a title; not the control, whose trits never change."""
     found = []
-    for comparison, inside in by_comparison([group for group in compared(groups) if group.length > 1]).items():
+    learning = [group for group in compared(groups) if group.length > 1 and group.role != "frozen"]
+    for comparison, inside in by_comparison(learning).items():
         own = [group for group in inside if any(record.changed is not None for record in group.shown[0].rounds)]
         labels = distinguish(own)
         alone = len(own) == 1 and own[0].algorithm == "tfedavg"
