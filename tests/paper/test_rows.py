@@ -37,6 +37,7 @@ CENTRALIZED = {
 }
 MNIST_CELLS = tuple(cell for cell in PAPER if cell.startswith("mnist"))
 CONTROLS = {f"{cell}-{end}" for cell in MNIST_CELLS for end in ("fedavg-tuned", "tfedavg-frozen")}
+CONTROLS |= {f"mnist-relu-{split}-tfedavg-paper-frozen" for split in ("iid", "nc2", "nc5")}
 PUBLISHED = {f"mnist-relu-{split}-tfedavg-paper" for split in ("iid", "nc2", "nc5")}
 ENDS = ("tuned", "frozen", "paper")
 """What a name ends in beside its algorithm."""

@@ -65,7 +65,17 @@ class TestControls:
         assert own["flips, first / mean / last (%)"] == "25 / 25 / 25"
         assert published["algorithm"] == "T-FedAvg as published (preset paper)"
         assert published["T-FedAvg − tuned FedAvg"] == "-40.00"
-        assert published["T-FedAvg − frozen"] == "–"  # the control starts otherwise, and is the recipe's alone
+        assert published["T-FedAvg − frozen"] == "–"  # it starts otherwise, so that the recipe's control is not its own
+
+    def test_t_fedavg_as_published_has_a_frozen_control_of_its_own(self, cell: Path) -> None:
+        add(cell, "still", *MNIST, "algorithm.preset=paper", FROZEN, accuracies=(0.25,), changed=0.0)
+        rows = {**ROWS, "still": row("still", "iid", role="frozen")}
+        own, published = lines(controls(groups(cell, rows)))
+        assert (own["frozen"], published["frozen"], published["T-FedAvg − frozen"]) == (
+            "89.00 ± 1.41",
+            "25.00",
+            "+25.00",
+        )
 
     def test_a_control_that_is_missing_is_seen_to_be_missing(self, cell: Path) -> None:
         add(cell, "other", *CIFAR, changed=0.5)

@@ -17,8 +17,8 @@ class Controls(NamedTuple):
     tuned: Group | None
     """At the best rate that was tried on validation data."""
     frozen: Group | None
-    """The same algorithm, ternary layers and training, with trits that never change: the recipe's control. T-FedAvg as
-    published starts otherwise, and has none."""
+    """The same algorithm, ternary layers and training, with trits that never change. T-FedAvg as published starts
+    otherwise than the recipe, and has a control of its own."""
 
     @property
     def best(self) -> Group | None:
@@ -38,17 +38,17 @@ def controls_of(group: Group, groups: Sequence[Group]) -> Controls:
     def first(fits: Callable[[Group], bool]) -> Group | None:
         return max(filter(fits, alike), key=lambda other: len(other.shown), default=None)
 
-    own = (group.algorithm, group.setting("model", "ternary"), group.settings["training"])
     return Controls(
         fedavg=first(lambda other: other.algorithm == "fedavg" and other.role != "tuned"),
         tuned=first(lambda other: other.algorithm == "fedavg" and other.role == "tuned"),
-        frozen=first(
-            lambda other: (
-                (group.role, other.role) == (None, "frozen")
-                and (other.algorithm, other.setting("model", "ternary"), other.settings["training"]) == own
-            )
-        ),
+        frozen=first(lambda other: other.role == "frozen" and _trains_like(group) == _trains_like(other)),
     )
+
+
+def _trains_like(group: Group) -> tuple[object, ...]:
+    """What a frozen control shares with its row."""
+    published = group.preset == "paper"
+    return group.algorithm, published, group.setting("model", "ternary"), group.settings["training"]
 
 
 def cell_of(group: Group) -> str:

@@ -91,7 +91,7 @@ def method_label(group: Group) -> str:
         case "tuned":
             return f"{name}, tuned"
         case "frozen":
-            return f"{name}, frozen (control)"
+            return f"{name}{' as published' * (group.preset == 'paper')}, frozen (control)"
         case "published":
             return (
                 f"{name}, rate as published" if group.preset is None else f"{name} as published (preset {group.preset})"
