@@ -33,8 +33,9 @@ def controls(groups: Sequence[Group]) -> Sheet | None:
     )  # fmt: skip
     notes = (
         f"Test accuracy in percent after the last round. {SEED_BY_SEED} Frozen: the same algorithm with the trits of "
-        "its first broadcast for ever; only the scales and what is not ternary learn. What T-FedAvg is ahead of it is "
-        "what learning the trits is worth. Tuned FedAvg: at the best of the rates that were tried on validation data. "
+        "its first ternary broadcast for ever; only the scales and what is not ternary learn. What T-FedAvg is ahead "
+        "of it is what learning the trits is worth. Tuned FedAvg: at the best of the rates that were tried on "
+        "validation data. "
         f"{FLIPS_NOTE} Up and down: bytes over the whole run against FedAvg's float32 messages as really sent.",
     )
     return Sheet("controls", "Controls: tuned FedAvg and frozen trits", headings, tuple(rows), texts=3, notes=notes)
