@@ -1,6 +1,7 @@
 """The command line as a person uses it: what it prints where, and what it says to wrong input."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from ternfed.cli import terminal
 from ternfed.cli.app import app
 from ternfed.quantize.ternary import twn
 from ternfed.wire import save_tern
@@ -53,6 +55,22 @@ class TestRun:
             "summary.json",
             "timing.jsonl",
         ]
+
+    def test_a_run_whose_trits_do_not_move_says_so_at_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ternfed.runs.records.unmoved", lambda rounds, rate_at, total: f"none of {total}")
+        shown = call("run", *SMALL, "--out", "mine")
+        assert shown.exit_code == 0
+        assert "ternfed: warning: none of 2" in shown.stderr
+        assert re.search(r"· flips [\d.]+%, frozen", shown.stderr)
+        quiet = call("run", *SMALL, "--json")
+        assert json.loads(quiet.stdout)["warnings"] == ["none of 2"]
+        assert quiet.stderr == ""
+
+    def test_the_progress_line_has_the_share_of_trits_that_flipped(self) -> None:
+        shown = call("run", *SMALL, "--out", "mine")
+        assert "· flips " in shown.stderr
+        assert "· flips " not in call("run", *SMALL, "--algorithm", "fedavg", "--out", "floats").stderr
+        assert "frozen" not in shown.stderr
 
     def test_settings_override_the_file(self) -> None:
         Path("mine.toml").write_text('[federation]\nclients = 5\nrounds = 9\n[algorithm]\nname = "fedavg"\n')
@@ -215,6 +233,13 @@ class TestDemo:
         assert set(value) == {"FedAvg", "T-FedAvg", "picture"}
         assert value["T-FedAvg"]["bytes_up"] < value["FedAvg"]["bytes_up"]
         assert Path(value["picture"]).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0.0%"), (0.0131, "1.3%"), (0.5, "50.0%"), (0.000213, "0.021%"), (1e-6, "0.0001%")]
+)
+def test_a_share_is_told_by_as_many_digits_as_it_needs(value: float, text: str) -> None:
+    assert terminal.share(value) == text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["bench", "--help"], ["server", "--help"]])

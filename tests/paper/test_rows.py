@@ -8,6 +8,7 @@ import pytest
 from ternfed.data.partitions import Classes, Iid, Unbalanced
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.paper.rows import PLACES, SHOWN, Row, choose_rows, find_rows, read_row
+from ternfed.runs.records import is_frozen
 
 ROWS = find_rows()
 FEDERATED = ("fedavg", "cmfl", "tfedavg")
@@ -34,7 +35,15 @@ CENTRALIZED = {
     "cifar10-cnn": (85.63, 0.10),
     "cifar10-resnet18": (88.80, 0.20),
 }
+MNIST_CELLS = tuple(cell for cell in PAPER if cell.startswith("mnist"))
+CONTROLS = {f"{cell}-{end}" for cell in MNIST_CELLS for end in ("fedavg-tuned", "tfedavg-frozen")}
+CONTROLS |= {f"mnist-relu-{split}-tfedavg-paper-frozen" for split in ("iid", "nc2", "nc5")}
+PUBLISHED = {f"mnist-relu-{split}-tfedavg-paper" for split in ("iid", "nc2", "nc5")}
+ENDS = ("tuned", "frozen", "paper")
+"""What a name ends in beside its algorithm."""
 NAMES = {
+    *CONTROLS,
+    *PUBLISHED,
     *(f"{cell}-{algorithm}" for cell in PAPER for algorithm in FEDERATED),
     *(f"{model}-centralized" for model in CENTRALIZED),
     *(f"participation-{s}-{n}-{a}" for s in ("iid", "nc2") for n in (10, 30, 50, 70) for a in ("tfedavg", "fedavg")),
@@ -72,7 +81,7 @@ class TestTheFiles:
     def test_only_rows_of_the_papers_tables_have_a_number_of_the_paper(self) -> None:
         named = {name for name, row in ROWS.items() if row.paper is not None}
         printed = {f"{cell}-{a}" for cell, values in PAPER.items() for a in FEDERATED if values[0] != (None, None)}
-        assert named == printed | {f"{model}-centralized" for model in CENTRALIZED}
+        assert named == printed | PUBLISHED | {f"{model}-centralized" for model in CENTRALIZED}
         assert {name for name, row in ROWS.items() if row.paper_seconds} == {
             "elapsed-mlp", "elapsed-cnn", "elapsed-resnet18",
         }  # fmt: skip
@@ -81,7 +90,7 @@ class TestTheFiles:
         for row in ROWS.values():
             if row.chooses:
                 continue
-            own, words = row.experiment(), row.name.split("-")
+            own, words = row.experiment(), [word for word in row.name.split("-") if word not in ENDS]
             if row.about.kind == "run":
                 assert own.algorithm.name == words[-1]
             classes = 2 if "nc2" in words else 5 if "nc5" in words else None
@@ -121,6 +130,19 @@ class TestTheFiles:
             compared += len(tables) - 1
         assert compared >= 2 * len(PAPER)
 
+    def test_a_control_differs_from_its_row_in_what_makes_it_one(self) -> None:
+        for name in CONTROLS:
+            row = ROWS[name]
+            assert row.paper is None  # the paper has no such row
+            cell, _, end = name.rpartition("-")
+            assert row.about.role == end
+            assert row.about.shows[0] == ROWS[cell].about.shows[0]
+            own, other = row.experiment(), ROWS[cell].experiment()
+            allowed = {"name", "training.rate", "training.schedule"} if end == "tuned" else {"name"}
+            differing = {key for key, _, _ in own.differences(other)}
+            assert {key for key in differing if end == "tuned" or not key.startswith("algorithm.")} <= allowed
+            assert is_frozen(own.to_table()["algorithm"]) == (end == "frozen")
+
     def test_every_table_and_figure_has_rows(self) -> None:
         assert set(SHOWN) == {name for row in ROWS.values() for name in row.about.shows}
 
@@ -135,7 +157,7 @@ class TestChoosing:
             return [row.name for row in choose_rows(ROWS, asked)]
 
         assert names("elapsed-mlp") == ["elapsed-mlp"]
-        assert names("mnist-relu-iid-*") == [f"mnist-relu-iid-{a}" for a in sorted(FEDERATED)]
+        assert names("participation-nc2-30-*") == [f"participation-nc2-30-{a}" for a in ("fedavg", "tfedavg")]
         assert set(names("elapsed")) == {"elapsed-mlp", "elapsed-cnn", "elapsed-resnet18"}
         assert names("all") == list(ROWS)
 
@@ -161,6 +183,7 @@ class TestWrongFiles:
             ("[reproduce]\n" + GOOD.replace("iid", "nope"), "reproduce.shows"),
             ("[reproduce]\n" + GOOD.replace("seeds = 1", "seeds = 0"), "reproduce.seeds = 0"),
             ("[reproduce]\n" + GOOD + "repetitions = 0\n", "reproduce.repetitions = 0"),
+            ("[reproduce]\n" + GOOD + 'role = "best"\n', 'reproduce.role = "best"'),
             ("[reproduce]\n" + GOOD + "seed = 3\n", "did you mean reproduce.seeds"),
             ("[reproduce]\n" + GOOD + "paper_deviation = 0.2\n", "is called reproduce.paper_std now"),
             ("[reproduce]\n" + GOOD.replace('title = "a"\n', ""), "title"),

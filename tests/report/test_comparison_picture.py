@@ -14,10 +14,19 @@ from ternfed.runs.records import Round
 pytest.importorskip("matplotlib")
 
 
-def rounds(accuracy: float) -> list[Round]:
+def rounds(accuracy: float, changed: float | None = None) -> list[Round]:
     usual = {"bytes_up_fp32": 1, "bytes_down_fp32": 1, "bits_per_weight_up": None, "clients": 5, "loss": 1.0}
     return [
-        Round(round=n, score=accuracy * n / 3, train_loss=None, validation=None, bytes_up=n, bytes_down=n, **usual)
+        Round(
+            round=n,
+            score=accuracy * n / 3,
+            train_loss=None,
+            validation=None,
+            bytes_up=n,
+            bytes_down=n,
+            changed=changed,
+            **usual,
+        )
         for n in (1, 2, 3)
     ]
 
@@ -30,6 +39,19 @@ def test_each_algorithm_has_its_colour_and_its_name_at_its_line(tmp_path: Path) 
         assert drawn.count(colour_of(algorithm)) >= 2
     assert ">Digits</text>" in drawn
     assert "legend" not in drawn
+
+
+def test_where_trits_travel_a_third_panel_shows_how_many_flipped(tmp_path: Path) -> None:
+    runs = {"FedAvg": rounds(0.9), "T-FedAvg": rounds(0.8, 0.25), "T-FedAvg, frozen": rounds(0.7, 0.0)}
+    with_trits = comparison_picture(runs, tmp_path / "a.svg").read_text()
+    without = comparison_picture({"FedAvg": rounds(0.9)}, tmp_path / "b.svg").read_text()
+    assert ">trits that flipped (%)</text>" in with_trits
+    assert "flipped" not in without
+    assert with_trits.count('id="axes_') == without.count('id="axes_') + 1
+    # The control has its algorithm's colour and a line of its own: three panels each.
+    assert with_trits.count(f"stroke: {colour_of('tfedavg')}") == 6
+    assert with_trits.count(f"stroke: {colour_of('fedavg')}") == 2
+    assert "stroke-dasharray" in with_trits
 
 
 def test_a_name_that_is_no_algorithm_is_drawn_too(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from run_folders import known_run, row
 from ternfed.paper.groups import Collected, Elapsed, Group, collect
 from ternfed.paper.rows import Row
-from ternfed.report import accuracy, costs
+from ternfed.report import accuracy, choosing, costs
 from ternfed.report.page import page
 from ternfed.report.tables import Sheet, into_page
-from ternfed.report.targets import targets
 
 CIFAR = ("data.dataset=cifar10", "training.epochs=1")
 MNIST = ("data.dataset=mnist", "training.epochs=1")
@@ -64,6 +63,17 @@ class TestSummary:
         assert found["accuracy (%)"] == found["validation (%)"] == "92.00 ± 2.83"
         assert (found["up (MB)"], found["down (MB)"], found["float32 ÷ up"]) == ("4.00", "1.00", "10.0")
         assert (found["bits per ternary weight up"], found["Strategy I (%)"]) == ("0.250", "100")
+
+    def test_a_row_tells_how_many_trits_flipped_and_that_they_are_frozen(self, tmp_path: Path) -> None:
+        own = (*MNIST, "federation.rounds=8")
+        known_run(tmp_path / "a", [*own], [{"changed": share} for share in (0.25, 0.125, *[0.0625] * 6)])
+        known_run(tmp_path / "b", [*own, "training.rate=0.5"], [{"changed": 0.0}] * 8)
+        known_run(tmp_path / "c", [*own, "algorithm.latent_rate=0"], [{"changed": 0.0}] * 8)
+        known_run(tmp_path / "d", [*own, "algorithm.name=fedavg"], [{}] * 8)
+        sheet = accuracy.summary(groups(tmp_path))
+        assert sheet is not None
+        place = sheet.headings.index("flips, first / mean / last (%)")
+        assert sorted(row[place] for row in sheet.rows) == ["0 / 0 / 0", "0 / 0 / 0, frozen", "25 / 9.4 / 6.2", "–"]
 
     def test_the_papers_number_stands_beside_ours_where_a_row_has_it(self, tmp_path: Path) -> None:
         add(tmp_path / "a", MNIST, "name=mine")
@@ -155,7 +165,7 @@ class TestAccuracies:
             "a": row("a", "ablation", title="no latent rate"),
             "c": row("c", "ablation", title="no clipping"),
         }
-        sheet = accuracy.ablation(groups(tmp_path, rows))
+        sheet = choosing.ablation(groups(tmp_path, rows))
         assert sheet is not None
         place = sheet.headings.index("difference")
         assert [(row[0], row[place]) for row in sheet.rows] == [
@@ -175,7 +185,7 @@ class TestAccuracies:
         tried("a", (0.1, 0.2, 0.3, 0.4), "training.rate=0.3")
         tried("b", (0.4, 0.5))
         tried("c", (0.1, 0.5, 0.6, 0.7))
-        sheet = accuracy.search(groups(tmp_path, {name: row(name, "search", title=name.upper()) for name in "abc"}))
+        sheet = choosing.search(groups(tmp_path, {name: row(name, "search", title=name.upper()) for name in "abc"}))
         assert sheet is not None
         first = sheet.headings.index("validation, last three rounds (%)")
         assert [(row[2], *row[first : first + 2]) for row in sheet.rows] == [
@@ -239,45 +249,6 @@ def test_elapsed_times_are_ratios_to_fedavg_beside_the_papers() -> None:
     sheet = costs.elapsed([Elapsed("resnet18", "H200", 20, seconds, {"fedavg": 10.0, "cmfl": 12.7, "tfedavg": 17.6})])
     assert list(cells(sheet, "× FedAvg").values()) == ["1.00", "1.50", "1.25"]
     assert list(cells(sheet, "paper, × FedAvg").values()) == ["1.00", "1.27", "1.76"]
-
-
-class TestTargets:
-    def verdicts(self, path: Path) -> dict[str, str]:
-        sheet = targets(groups(path))
-        assert sheet is not None
-        return {f"{row[0]} | {row[1]}": f"{row[4]} {row[5]}" for row in sheet.rows if row[5] != "not run"}
-
-    def test_each_aim_is_reached_or_says_by_how_much_it_is_missed(self, tmp_path: Path) -> None:
-        sent = {"bytes_up": 30_000, "bytes_down": 15_000}
-        add(tmp_path / "a", CIFAR, "algorithm.name=fedavg", accuracies=(0.89,), **sent)
-        add(tmp_path / "b", CIFAR, accuracies=(0.8825,), bytes_up=1000, bytes_down=1000, bits_per_weight_up=0.75)
-        add(tmp_path / "c", MNIST, "algorithm.name=fedavg", "data.classes_per_client=2", accuracies=(0.9,))
-        add(tmp_path / "d", MNIST, "data.classes_per_client=2", accuracies=(0.9,))
-        where = "CIFAR-10, ResNet18*, IID"
-        assert self.verdicts(tmp_path) == {
-            f"{where} | at least FedAvg − 0.5": "-0.75 missed by 0.25",
-            f"{where} | above the paper's 87.87": "+0.38 reached",
-            "MNIST, MLP, N_c = 2 | above FedAvg": "+0.00 missed by 0.00",
-            f"{where} | uploads at most 1/30 of FedAvg's bytes": "1/30.0 reached",
-            f"{where} | downloads at most 1/16 of FedAvg's bytes": "1/15.0 missed: 1/15.0",
-            f"{where} | at most 0.6 bits per ternary weight up": "-0.150 missed by 0.150",
-        }
-
-    def test_runs_of_the_same_length_are_compared_and_not_the_better_ones(self, tmp_path: Path) -> None:
-        add(tmp_path / "a", CIFAR, "algorithm.name=fedavg", accuracies=(0.89,), rounds=2)
-        add(tmp_path / "b", CIFAR, accuracies=(0.8,), rounds=2)
-        add(tmp_path / "c", CIFAR, accuracies=(0.95,), rounds=3)
-        verdict = self.verdicts(tmp_path)["CIFAR-10, ResNet18*, IID | at least FedAvg − 0.5"]
-        assert verdict == "-9.00 missed by 8.50"
-
-    def test_runs_of_different_length_are_named_as_such(self, tmp_path: Path) -> None:
-        add(tmp_path / "a", CIFAR, "algorithm.name=fedavg", rounds=2)
-        add(tmp_path / "b", CIFAR, rounds=3)
-        assert any("2 × 1 against 3 × 1 rounds" in key for key in self.verdicts(tmp_path))
-
-    def test_other_data_has_no_aims(self, tmp_path: Path) -> None:
-        add(tmp_path, ("data.dataset=digits",))
-        assert targets(groups(tmp_path)) is None
 
 
 class TestSweeps:

@@ -627,16 +627,19 @@ def test_the_seconds_are_not_in_the_line() -> None:
 
 def test_a_summary_counts_bytes_over_all_rounds_and_takes_the_best_by_validation() -> None:
     rounds = [
-        record(1, score=0.5, validation=0.6, bits_per_weight_up=1.0, strategy="I", seconds={"a": 1.0, "b": 2.0}),
+        record(
+            1, score=0.5, validation=0.6, bits_per_weight_up=1.0, strategy="I", changed=0.25, seconds={"a": 1, "b": 2.0}
+        ),
         record(2, score=0.4, validation=0.7, strategy="II", clients=4, skipped=2, dropped=("x",), seconds={"a": 3.5}),
-        record(3, score=0.45, validation=0.7, bits_per_weight_up=None, strategy="I", seconds={}),
+        record(3, score=0.45, validation=0.7, bits_per_weight_up=None, strategy="I", changed=0.0, seconds={}),
     ]
     found = summarise(rounds, EXPERIMENT, "runs/first")
     assert found.pop("settings") == EXPERIMENT.to_table()
     assert found == {
         "accuracy": 0.45, "best_accuracy": 0.4, "best_round": 2, "bytes_up": 306, "bytes_down": 600,
         "compression_up": 3000 / 306, "compression_down": 10.0, "bits_per_weight_up": (3 * 1.0 + 1 * 0.5) / 4,
-        "strategy_one": 2, "rounds": 3, "seconds": 6.5, "run": "runs/first",
+        "strategy_one": 2, "rounds": 3, "seconds": 6.5, "run": "runs/first", "warnings": [],
+        "flips_first": 0.25, "flips_mean": 0.125, "flips_last": 0.0,
         "metric": "accuracy", "higher_is_better": True,
     }  # fmt: skip
 

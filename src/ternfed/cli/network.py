@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,6 +88,7 @@ def server(
         from ternfed.engines.flower.uploads import Bounds
         from ternfed.experiment.experiment import Experiment
         from ternfed.runs.folder import fresh_folder
+        from ternfed.runs.records import warnings_of
 
         experiment = Experiment.given(file, given, out if resume else None)
         _one_thread()
@@ -97,7 +99,8 @@ def server(
         total = experiment.federation.rounds
         _stop_at_sigterm()
         rounds = serve(plan, _say(as_json))
-        for outcome in terminal.show_rounds(rounds, total, experiment.name, quiet=as_json):
+        warns = partial(warnings_of, experiment=experiment)
+        for outcome in terminal.show_rounds(rounds, total, experiment.name, quiet=as_json, warns=warns):
             for reason in outcome.dropped:
                 _say(as_json)(f"round {outcome.round}: {reason}")
         _show_end(folder, experiment, as_json)
@@ -147,6 +150,8 @@ def _show_end(folder: Path, experiment: Experiment, as_json: bool) -> None:
         return
     terminal.out.print(terminal.summary_table({experiment.name: result}, read_run(folder).rounds[-1].measure))
     terminal.out.print(f"The model is {folder}/last.safetensors, the run in {folder}", highlight=False)
+    for sentence in result.get("warnings", ()):
+        terminal.warn(sentence)
 
 
 def _say(quiet: bool) -> Callable[[str], None]:

@@ -177,8 +177,7 @@ class _Board:
         bar = self.begin(cell)
         bar.up, bar.down = bar.up + outcome.bytes_up, bar.down + outcome.bytes_down
         bar.reached = outcome.measure.text(cell.result(outcome))
-        strategy = f" · strategy {outcome.strategy}" if outcome.strategy else ""
-        facts = f"{bar.reached} · ↑ {terminal.size(bar.up)} ↓ {terminal.size(bar.down)}{strategy}"
+        facts = terminal.round_facts(outcome, cell.result(outcome), bar.up, bar.down)
         self._progress.update(bar.task, completed=outcome.round, facts=facts)
 
     def teller(self, cell: Cell) -> Callable[[Round], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,18 +113,22 @@ def _run_one(
     from ternfed.engines.simulate import record_into
     from ternfed.round.federation import open_federation
     from ternfed.runs.folder import summarise
+    from ternfed.runs.records import warnings_of
 
     check_device(device)
     federation = open_federation(experiment, load(experiment.data.dataset, data), device)
     target, past, coming = record_into(folder, federation, device, resume=resume, overwrite=overwrite)
     with target, answered(begun=True, interrupted=GOES_ON):
         total = experiment.federation.rounds
-        rounds = [*past, *terminal.show_rounds(coming, total, experiment.name, past, quiet)]
+        warns = partial(warnings_of, experiment=experiment)
+        rounds = [*past, *terminal.show_rounds(coming, total, experiment.name, past, quiet, warns)]
         summary = summarise(rounds, experiment, str(folder))
         target.finish({**summary, "run": folder.name})  # the folder may move
     if not quiet:
         terminal.out.print(terminal.summary_table({experiment.name: summary}, rounds[-1].measure))
         terminal.out.print(f"The run is in {folder}")
+        for sentence in summary["warnings"]:
+            terminal.warn(sentence)
     return summary, rounds[-1].measure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,22 @@ if TYPE_CHECKING:
 out = Console()
 err = Console(stderr=True)
 
+WARNED = "frozen"
+"""A progress line's word for trits that do not move, the one warning there is (`runs/records.py`)."""
+
 
 def show_rounds(
-    rounds: Iterable[Round], total: int, label: str, past: Sequence[Round] = (), quiet: bool = False
+    rounds: Iterable[Round],
+    total: int,
+    label: str,
+    past: Sequence[Round] = (),
+    quiet: bool = False,
+    warns: Callable[[Sequence[Round]], Sequence[str]] = lambda rounds: (),
 ) -> Iterator[Round]:
-    """Pass the rounds on, with a bar on standard error: the score, bytes up and down, strategy, time left."""
+    """Pass the rounds on, with a bar on standard error: the score, bytes up and down, strategy, flips, time left.
+
+    `warns` tells of the rounds so far what to be warned of: then the line says so, and the sentence follows at the end.
+    """
     columns = (
         SpinnerColumn(),
         TextColumn("[bold]{task.description}"),
@@ -37,12 +48,26 @@ def show_rounds(
     up, down = sum(record.bytes_up for record in past), sum(record.bytes_down for record in past)
     with Progress(*columns, console=err, disable=quiet, transient=False) as progress:
         task = progress.add_task(label, total=total, completed=len(past), facts="starting")
+        seen, warned = list(past), False
         for record in rounds:
             up, down = up + record.bytes_up, down + record.bytes_down
-            strategy = f" · strategy {record.strategy}" if record.strategy else ""
-            facts = f"{record.measure.text(record.score)} · ↑ {size(up)} ↓ {size(down)}{strategy}"
+            seen.append(record)
+            warned = warned or (record.changed is not None and bool(warns(seen)))
+            facts = round_facts(record, record.score, up, down) + (f", {WARNED}" if warned else "")
             progress.update(task, completed=record.round, facts=facts)
             yield record
+
+
+def round_facts(record: Round, score: float, up: int, down: int) -> str:
+    """A round in a progress line: a score of it, bytes so far, and where trits travel the share that flipped."""
+    strategy = f" · strategy {record.strategy}" if record.strategy else ""
+    flips = "" if record.changed is None else f" · flips {share(record.changed)}"
+    return f"{record.measure.text(score)} · ↑ {size(up)} ↓ {size(down)}{strategy}{flips}"
+
+
+def share(value: float) -> str:
+    """A share in percent as a person reads it: 12.3%, 0.0021%, 0%."""
+    return f"{100 * value:.1f}%" if value >= 1e-3 or value == 0 else f"{100 * value:.2g}%"
 
 
 def size(count: float) -> str:
@@ -58,7 +83,9 @@ def summary_table(rows: Mapping[str, Mapping[str, Any]], measure: Measure, title
     """Runs side by side: their scores, bytes, and how they compare with the first."""
     table = Table(title=title or None, title_justify="left")
     table.add_column("algorithm")
-    for heading in (measure.name, "uploaded", "downloaded", "bits per weight up", "seconds"):
+    flips = any(row.get("flips_mean") is not None for row in rows.values())
+    headings = (measure.name, "uploaded", "downloaded", "bits per weight up", *(["flips"] if flips else []), "seconds")
+    for heading in headings:
         table.add_column(heading, justify="right")
     first = next(iter(rows.values()))
     for name, row in rows.items():
@@ -68,6 +95,7 @@ def summary_table(rows: Mapping[str, Mapping[str, Any]], measure: Measure, title
             _against(row["bytes_up"], first["bytes_up"]),
             _against(row["bytes_down"], first["bytes_down"]),
             "–" if row["bits_per_weight_up"] is None else f"{row['bits_per_weight_up']:.3f}",
+            *(["–" if row.get("flips_mean") is None else share(row["flips_mean"])] if flips else []),
             f"{row['seconds']:.1f}",
         )
     return table
@@ -84,6 +112,11 @@ def _against(count: int, first: int) -> str:
 def print_json(value: Any) -> None:
     """One object on standard output, and nothing else there."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def warn(message: object) -> None:
+    """A sentence on standard error about something that worked but may not be what was meant."""
+    err.print(f"[yellow]ternfed: warning:[/yellow] {_plain(message)}", highlight=False, soft_wrap=True)
 
 
 def fail(message: object) -> None:

@@ -21,6 +21,8 @@ class Count:
     ternary: int
     first: int
     """In its first layer."""
+    ends: tuple[bool, bool] = (False, False)
+    """Whether the first and the last weight matrix are ternary."""
 
     def bits(self, ternary: bool, first: bool = True) -> int:
         """An upload by the paper's formula: 32 bits per number, 2 where it is ternary."""
@@ -43,7 +45,21 @@ def count(settings: Table) -> Count | None:
     except (ValueError, TypeError):  # settings of another version, or of nobody's
         return None
     sizes = {name: parameter.numel() for name, parameter in network.model.named_parameters()}
-    return Count(sum(sizes.values()), sum(sizes[name] for name in network.ternary), next(iter(sizes.values())))
+    matrices = [name for name, parameter in network.model.named_parameters() if parameter.dim() > 1]
+    return Count(
+        sum(sizes.values()),
+        sum(sizes[name] for name in network.ternary),
+        next(iter(sizes.values())),
+        (matrices[0] in network.ternary, matrices[-1] in network.ternary),
+    )
+
+
+def which_ternary(settings: Table) -> Literal["inner", "first", "all"]:
+    """Which layers of a run's network are ternary: inner ones alone, the first too, or the last as well."""
+    chosen = settings["model"].get("ternary", "inner")
+    found = None if chosen in ("inner", "all") else count(settings)
+    first, last = (chosen == "all",) * 2 if found is None else found.ends
+    return "all" if last else "first" if first else "inner"
 
 
 def sent(group: Group) -> tuple[float, float]:

@@ -13,11 +13,12 @@ from typing import Any
 
 from ternfed.algorithms.algorithm import About
 from ternfed.experiment.named import about
-from ternfed.experiment.settings import Table, shown
+from ternfed.experiment.sections import TrainingSettings
+from ternfed.experiment.settings import ExperimentError, Table, read, shown
 from ternfed.paper.elapsed import FILE, Elapsed, read_elapsed
-from ternfed.paper.rows import Row
+from ternfed.paper.rows import Role, Row
 from ternfed.runs.folder import RunError, read_run
-from ternfed.runs.records import Round
+from ternfed.runs.records import Round, is_frozen, unmoved
 from ternfed.task import ACCURACY, Measure
 
 NEEDED: Mapping[tuple[str, str], type] = {
@@ -60,11 +61,12 @@ class Spread:
             return None
         return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
-    def text(self, digits: int = 2) -> str:
+    def text(self, digits: int = 2, sign: str = "") -> str:
+        """`92.00 ± 0.30`; with the sign `+`, one of both stands before it."""
         if not math.isfinite(self.mean):
             return "not finite"
         spread = "" if self.std is None else f" ± {self.std:.{digits}f}"
-        return f"{self.mean:.{digits}f}{spread}"
+        return f"{self.mean:{sign}.{digits}f}{spread}"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,15 @@ class Group:
     def preset(self) -> str | None:
         given = self.settings["algorithm"].get("preset")
         return None if given is None else str(given)
+
+    @property
+    def role(self) -> Role | None:
+        """What it stands for beside its algorithm: what its row says, or else what its settings tell."""
+        if self.row is not None and self.row.about.role is not None:
+            return self.row.about.role
+        if is_frozen(self.settings["algorithm"]):
+            return "frozen"
+        return "published" if self.preset == "paper" else None
 
     @property
     def planned(self) -> tuple[int, int]:
@@ -169,6 +180,31 @@ class Group:
         """The share of rounds with Strategy I; None for algorithms without strategies."""
         return self.ratio(lambda r: r.strategy == "I", lambda r: r.strategy is not None)
 
+    def flips(self) -> tuple[float, float, float] | None:
+        """The share of trits that the first, an average and the last round flipped; None where no trits travel."""
+        runs = [[r.changed for r in run.rounds[: self.length] if r.changed is not None] for run in self.shown]
+        known = [shares for shares in runs if shares]
+        if not known:
+            return None
+        first, last = (statistics.fmean(shares[place] for shares in known) for place in (0, -1))
+        return first, statistics.fmean(map(statistics.fmean, known)), last
+
+    @cached_property
+    def warnings(self) -> Mapping[int, str]:
+        """Of each seed whose trits do not move, the sentence that says so; {} for the control, which is meant to."""
+        if self.role == "frozen":
+            return {}
+        try:
+            training = read(TrainingSettings, self.settings["training"], "training")
+        except ExperimentError:  # settings of another version: its rates are not known
+            return {}
+
+        def rate_at(round: int) -> float:
+            return training.schedule.rate_at(training.rate, round, self.planned[0])
+
+        found = {run.seed: unmoved(run.rounds, rate_at, run.wanted) for run in self.runs}
+        return {seed: sentence for seed, sentence in found.items() if sentence is not None}
+
     def bits_up(self) -> float | None:
         """Bits per ternary weight, over all uploads; None where floats travel."""
         by_layer = any(record.layer_bits for run in self.runs for record in run.rounds)
@@ -180,6 +216,15 @@ class Group:
 def shown_score(record: Round) -> float:
     """The test score after a round as it is shown: an accuracy in percent."""
     return record.measure.scaled(record.score)
+
+
+def difference(one: Group, other: Group) -> Spread | None:
+    """How much higher the last score of one is, seed by seed, over the seeds that both have; None where there is none.
+
+    The same seed gives both the same data and the same first weights, so most of the chance is not in the difference.
+    """
+    both = [{run.seed: shown_score(run.rounds[group.length - 1]) for run in group.shown} for group in (one, other)]
+    return Spread.of([both[0][seed] - both[1][seed] for seed in both[0] if seed in both[1]])
 
 
 def _uploads(record: Round) -> int:

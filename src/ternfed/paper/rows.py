@@ -44,6 +44,10 @@ CHOOSING = frozenset({"search", "ablation", "tuning"})
 ACCURACIES = frozenset({"centralized", "iid", "non-iid"})
 """Of these, the ones that the paper prints accuracies for."""
 
+Role = Literal["published", "tuned", "frozen"]
+"""What a row stands for beside its algorithm: as the paper has it (FedAvg at its rate, T-FedAvg's preset `paper`); at
+the best of the rates that were tried on validation data; or with trits that never change, the control."""
+
 RENAMED = {"paper_deviation": "paper_std"}
 """Keys of earlier versions that users' own rows may still have."""
 
@@ -60,6 +64,8 @@ class Reproduce:
     minutes: float
     """That one seed takes on `machine`."""
     machine: str
+    role: Role | None = None
+    """None: the algorithm as it is here."""
     device: Literal["cpu", "cuda"] = "cpu"
     kind: Literal["run", "elapsed"] = "run"
     """`elapsed`: seconds of local training are measured instead of a whole run."""
@@ -102,8 +108,8 @@ class Row:
         """The accuracy to compare with: that of its file, or the paper's where it is a row of one of its tables."""
         if self.about.paper is not None:
             return Accuracy(self.about.paper, self.about.paper_std)
-        if ACCURACIES.isdisjoint(self.about.shows):
-            return None
+        if ACCURACIES.isdisjoint(self.about.shows) or self.about.role in ("tuned", "frozen"):
+            return None  # the paper has neither control
         return accuracy_of(self.experiment().to_table())
 
     @property

@@ -9,8 +9,6 @@ from ternfed.paper.belonging import apart, belonging
 from ternfed.paper.groups import Group, place
 from ternfed.paper.rows import SHOWN
 from ternfed.report.labels import (
-    Comparison,
-    by_comparison,
     comparison_of,
     data_label,
     distinguish,
@@ -23,6 +21,22 @@ from ternfed.report.tables import NONE, Sheet
 from ternfed.task import ACCURACY
 
 LAST = "Test accuracy in percent after the last round; ± is the standard deviation over seeds."
+UNEQUAL = (
+    "Rows of one column may have different numbers of seeds: the table of controls compares them seed by seed, over "
+    "the seeds that both have."
+)
+SEED_BY_SEED = (
+    "Differences are taken seed by seed over the seeds that both rows have, because rows may have different numbers of "
+    "them; ± is the standard deviation of the difference."
+)
+
+
+FLIPS = "flips, first / mean / last (%)"
+FLIPS_NOTE = (
+    "Flips: share of the broadcast's trits that differ from those of the one before, in the first round, on average "
+    "and in the last; 'frozen' where they did not move for a quarter of the rounds while the rates had not decayed, so "
+    "that only the scales and what is not ternary learned."
+)
 
 
 def anchor(number: int) -> str:
@@ -38,15 +52,15 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
     headings = (
         "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", score_heading(groups), "paper (%)",
         score_heading(groups, "validation"), "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down",
-        "bits per ternary weight up", "Strategy I (%)", "skipped (%)",
+        "bits per ternary weight up", FLIPS, "Strategy I (%)", "skipped (%)",
     )  # fmt: skip
     rows = tuple(_summary_row(group) for _, group in chosen)
     left = len(groups) - len(chosen)
     notes = (
         f"{LAST} Validation: accuracy on data held out on the server. Up and down: every byte of every message as "
         "really encoded, over the whole run; float32 ÷ up and float32 ÷ down: how many times larger the same messages "
-        "are as raw float32. Strategy I: share of rounds with a quantized broadcast. Skipped: share of uploads that "
-        "clients withheld."
+        f"are as raw float32. {FLIPS_NOTE} Strategy I: share of rounds with a quantized broadcast. Skipped: share of "
+        "uploads that clients withheld."
         + (f" {left} points of sweeps, of the search and of the ablation have tables of their own." if left else ""),
     )
     links = tuple(anchor(number) for number, _ in chosen)
@@ -65,10 +79,11 @@ def _summary_row(group: Group) -> tuple[str, ...]:
         seeds_text(group),
         accuracy_text(group),
         paper_text(group),
-        _validation_text(group),
-        *(_megabytes(group, way) for way in ("up", "down")),
+        validation_text(group),
+        *(megabytes_text(group, way) for way in ("up", "down")),
         *(NONE if (times := group.compression(way)) is None else f"{times:.1f}" for way in ("up", "down")),
-        _bits_text(group),
+        bits_text(group),
+        flips_text(group),
         NONE if one is None else f"{100 * one:.3g}",
         f"{100 * group.skipped():.1f}" if group.algorithm == "cmfl" and group.length else NONE,
     )
@@ -107,95 +122,6 @@ def centralized(groups: Sequence[Group]) -> Sheet | None:
     return Sheet("centralized", SHOWN["centralized"], headings, rows, texts=3, notes=(LAST,)).without_empty()
 
 
-def ablation(groups: Sequence[Group]) -> Sheet | None:
-    """The recipe with one choice changed at a time, judged on validation data."""
-    found = belonging(groups, "ablation")
-    if not found:
-        return None
-    found = sorted(found, key=lambda group: not _title(group).startswith("The recipe"))
-    full = found[0].validation() if _title(found[0]).startswith("The recipe") else None
-    headings = (
-        "change", "data", "rounds × epochs", "seeds", "validation (%)", "difference", "bits per ternary weight up",
-        "Strategy I (%)",
-    )  # fmt: skip
-    rows = []
-    for number, group in enumerate(found):
-        value, one = group.validation(), group.strategy_one()
-        apart = NONE if full is None or value is None or number == 0 else f"{value.mean - full.mean:+.2f}"
-        rows.append(
-            (
-                _title(group),
-                comparison_of(group).text(),
-                rounds_label(group),
-                seeds_text(group),
-                _validation_text(group),
-                apart,
-                _bits_text(group),
-                NONE if one is None else f"{100 * one:.3g}",
-            )
-        )
-    notes = (
-        "Accuracy on validation data, split from the training set and held out on the server, after the last round. "
-        "Difference: from the full recipe, in points.",
-    )
-    return Sheet("ablation", SHOWN["ablation"], headings, tuple(rows), texts=3, notes=notes).without_empty()
-
-
-def search(groups: Sequence[Group]) -> Sheet | None:
-    """What was tried for the recipe: the runs of one comparison together, best first."""
-
-    def rank(group: Group) -> tuple[Comparison, int, float]:
-        value = group.validation(3)
-        return comparison_of(group), group.length, 0.0 if value is None else -value.mean
-
-    found = sorted(belonging(groups, "search"), key=rank)
-    if not found:
-        return None
-    headings = (
-        "data", "rounds × epochs", "tried", "seeds", "validation, last three rounds (%)", "last round (%)",
-        "up (MB)", "down (MB)", "bits per ternary weight up",
-    )  # fmt: skip
-    rows = tuple(
-        (
-            comparison_of(group).text(),
-            rounds_label(group),
-            _title(group),
-            seeds_text(group),
-            _validation_text(group, 3),
-            _validation_text(group),
-            *(_megabytes(group, way) for way in ("up", "down")),
-            _bits_text(group),
-        )
-        for group in found
-    )
-    notes = (
-        "Accuracy on validation data, split from the training set and held out on the server. The mean of the last "
-        "three rounds depends less on chance than the last round alone.",
-    )
-    return Sheet("search", SHOWN["search"], headings, rows, texts=3, notes=notes).without_empty()
-
-
-def tuning(groups: Sequence[Group]) -> Sheet | None:
-    """Learning rates that were tried for FedAvg: one row per comparison, one column per rate."""
-    found = belonging(groups, "tuning")
-    if not found:
-        return None
-    rates = sorted({float(group.setting("training", "rate")) for group in found})
-    rows = []
-    for comparison, tried in by_comparison(found).items():
-        by_rate = {float(group.setting("training", "rate")): group for group in tried}
-        judged = {rate: group.validation(3) for rate, group in by_rate.items()}
-        best = max((value.mean, rate) for rate, value in judged.items() if value is not None)[1]
-        cells = (_validation_text(by_rate[rate], 3) if rate in by_rate else NONE for rate in rates)
-        rows.append((comparison.text(), rounds_label(tried[0]), *cells, f"{best:g}"))
-    headings = ("data", "rounds × epochs", *(f"rate {rate:g}" for rate in rates), "best")
-    notes = (
-        "Accuracy in percent on validation data, split from the training set and held out on the server: the mean of "
-        "the last three rounds.",
-    )
-    return Sheet("tuning", SHOWN["tuning"], headings, tuple(rows), texts=2, notes=notes)
-
-
 def participation(groups: Sequence[Group]) -> Sheet | None:
     """Accuracy and uploads by the share of clients that take part."""
     found = belonging(groups, "participation")
@@ -210,7 +136,7 @@ def participation(groups: Sequence[Group]) -> Sheet | None:
         row = [f"{share:g}"]
         for own in columns.values():
             group = _one([group for group in own if share_of(group) == share])
-            row += [NONE, NONE] if group is None else [accuracy_text(group), _megabytes(group, "up")]
+            row += [NONE, NONE] if group is None else [accuracy_text(group), megabytes_text(group, "up")]
         rows.append(tuple(row))
     notes = (f"{LAST} {_circumstances(found)}",)
     return Sheet("participation", "Participation ratio in numbers", tuple(headings), tuple(rows), notes=notes)
@@ -236,6 +162,14 @@ def accuracy_text(group: Group) -> str:
         return NONE
     unfinished = "" if group.finished else f" (round {group.length} of {group.setting('federation', 'rounds')})"
     return value.text(_digits(group)) + unfinished
+
+
+def flips_text(group: Group) -> str:
+    """The share of trits that flipped in the first round, on average and in the last, and whether they rested."""
+    shares = group.flips()
+    if shares is None:
+        return NONE
+    return " / ".join(f"{100 * share:.2g}" for share in shares) + (", frozen" if group.warnings else "")
 
 
 def score_heading(groups: Sequence[Group], instead: str | None = None) -> str:
@@ -283,9 +217,10 @@ def _pivot(name: str, found: Sequence[Group], column_of: Callable[[Group], str])
             quiet.append(len(rows))
             rows.append((f"paper: {label}", *papers))
     quiet += [len(rows), len(rows) + 1]
-    rows.append(("seeds", *(_range([len(group.shown) for group in own.values()]) for own in columns.values())))
+    rows.append(("seeds", *(range_text([len(group.shown) for group in own.values()]) for own in columns.values())))
     rows.append(("rounds × epochs", *(", ".join(_lengths(own.values())) or NONE for own in columns.values())))
-    notes = (LAST,)
+    several = any(len({len(group.shown) for group in own.values()}) > 1 for own in columns.values())
+    notes = (LAST, *([UNEQUAL] if several else []))
     return Sheet(name, SHOWN[name], ("", *columns), tuple(rows), notes=notes, quiet=tuple(quiet))
 
 
@@ -301,7 +236,7 @@ def _lengths(groups: Iterable[Group]) -> list[str]:
     return list(dict.fromkeys(rounds_label(group) for group in groups if not group.central))
 
 
-def _range(numbers: Sequence[int]) -> str:
+def range_text(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 
@@ -309,7 +244,7 @@ def _range(numbers: Sequence[int]) -> str:
 def _circumstances(groups: Sequence[Group]) -> str:
     """What a sweep holds fixed."""
     data = ", ".join(dict.fromkeys(f"{data_label(group)}, {model_label(group)}" for group in groups))
-    seeds = _range([len(group.shown) for group in groups])
+    seeds = range_text([len(group.shown) for group in groups])
     return f"{data}; rounds × epochs: {', '.join(_lengths(groups))}; seeds: {seeds}."
 
 
@@ -338,18 +273,18 @@ def _one(groups: Sequence[Group]) -> Group | None:
     return max(groups, key=lambda group: (group.finished, len(group.shown)), default=None)
 
 
-def _validation_text(group: Group, rounds: int = 1) -> str:
+def validation_text(group: Group, rounds: int = 1) -> str:
     return NONE if (value := group.validation(rounds)) is None else value.text(_digits(group))
 
 
-def _bits_text(group: Group) -> str:
+def bits_text(group: Group) -> str:
     return NONE if (bits := group.bits_up()) is None else f"{bits:.3f}"
 
 
-def _megabytes(group: Group, way: str) -> str:
+def megabytes_text(group: Group, way: str) -> str:
     total = group.total(lambda record: float(getattr(record, f"bytes_{way}")))
     return NONE if group.central or not group.length else f"{total / 1e6:,.2f}"
 
 
-def _title(group: Group) -> str:
+def title_of(group: Group) -> str:
     return group.name if group.row is None else group.row.about.title

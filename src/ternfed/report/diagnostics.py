@@ -14,7 +14,19 @@ from ternfed.paper.groups import Group
 from ternfed.report.accuracy import beta
 from ternfed.report.curves import Numbers, curve
 from ternfed.report.labels import by_comparison, data_label, distinguish, model_label, split_label
-from ternfed.report.style import INK, Picture, by_round, colour_of, finish, label_ends, panels, plain_log, shade, short
+from ternfed.report.style import (
+    INK,
+    Picture,
+    by_round,
+    by_share,
+    colour_of,
+    finish,
+    label_ends,
+    panels,
+    plain_log,
+    shade,
+    short,
+)
 from ternfed.runs.records import Round
 
 PHASES = {
@@ -164,26 +176,29 @@ def changed(groups: Sequence[Group]) -> Iterator[Picture]:
     for panel in axes.flat[len(networks) :]:
         panel.set_visible(False)
     for panel, ((data, model), inside) in zip(axes.flat, networks.items(), strict=False):
-        labels, splits = distinguish(inside), list(map(split_label, inside))
-        several = len(set(splits)) < len(splits)
         ends = []
-        for place, group in enumerate(inside):
+        for place, (label, group) in enumerate(_by_split(inside)):
             share = 100 * curve(group, lambda record: record.changed).mean
             colour = shade(place + 1, len(inside) + 2)
-            label = f"{splits[place]}, {labels[place].partition(', ')[2]}" if several else splits[place]
             panel.plot(np.arange(1, len(share) + 1), share, color=colour)
             ends.append((float(share[-1]), label, colour))
-        panel.set(ylabel="trits changed (%)", title=f"{data}, {model}")
+        panel.set_title(f"{data}, {model}")
         by_round(panel, max(group.length for group in inside))
-        panel.set_yscale("symlog", linthresh=1e-3, linscale=0.4)  # down to none at all
-        panel.set_ylim(-2e-4, None)
-        plain_log(panel.yaxis)
+        by_share(panel, "trits changed (%)")
         label_ends(panel, ends, 2.1)
     caption = (
         "Share of the broadcast's trits that differ from the previous broadcast's, on a logarithmic scale that ends "
         "at zero. Mean over seeds."
     )
     yield finish(figure, "changed trits", "Share of changed trits", "Changed trits by round", caption)
+
+
+def _by_split(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
+    """Groups of one network, each with its partition, and what sets it apart from others with the same one."""
+    for split in dict.fromkeys(map(split_label, groups)):
+        alike = [group for group in groups if split_label(group) == split]
+        for place, label in distinguish(alike).items():
+            yield split if len(alike) == 1 else f"{split}: {label}", alike[place]
 
 
 def strategies(groups: Sequence[Group]) -> Iterator[Picture]:
@@ -249,9 +264,10 @@ def seconds(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 def _ternary(groups: Sequence[Group]) -> list[tuple[str, Group]]:
-    """Groups whose broadcasts have trits, each with a title."""
+    """Groups whose broadcasts have trits, each with a title; not the control, whose trits never change."""
     found = []
-    for comparison, inside in by_comparison([group for group in compared(groups) if group.length > 1]).items():
+    learning = [group for group in compared(groups) if group.length > 1 and group.role != "frozen"]
+    for comparison, inside in by_comparison(learning).items():
         own = [group for group in inside if any(record.changed is not None for record in group.shown[0].rounds)]
         labels = distinguish(own)
         alone = len(own) == 1 and own[0].algorithm == "tfedavg"

@@ -85,8 +85,17 @@ def clients_label(group: Group) -> str:
 
 
 def method_label(group: Group) -> str:
-    """The algorithm, with its preset."""
+    """The algorithm, with the part that it plays, or with its preset."""
     name = algorithm_label(group.algorithm)
+    match group.role:
+        case "tuned":
+            return f"{name}, tuned"
+        case "frozen":
+            return f"{name}{' as published' * (group.preset == 'paper')}, frozen (control)"
+        case "published":
+            return (
+                f"{name}, rate as published" if group.preset is None else f"{name} as published (preset {group.preset})"
+            )
     return name if group.preset is None else f"{name} ({_own(group.preset)} preset)"
 
 

@@ -51,6 +51,11 @@ def page(collected: Collected, sheets: Iterable[Sheet], pictures: Iterable[Pictu
                 for group, run in runs
                 if not run.finished
             ],
+            warned=[
+                {"id": anchor(number), "name": group.name, "seeds": ", ".join(map(str, group.warnings))}
+                for number, group in enumerate(groups)
+                if group.warnings
+            ],
             sheets=list(sheets),
             sections=[{"id": _place(name), "title": name, "figures": inside} for name, inside in sections.items()],
             groups=[_group(number, group) for number, group in enumerate(groups)],
@@ -97,6 +102,11 @@ def _group(number: int, group: Group) -> Mapping[str, Any]:
         "settings": toml(group),
         "facts": {
             group.measure.name: accuracy_text(group),
+            **(
+                {"warning": "; ".join(f"seed {n}: {text}" for n, text in group.warnings.items())}
+                if group.warnings
+                else {}
+            ),
             "seeds": ", ".join(_seed(group, place) for place in range(len(group.runs))),
             "folders": ", ".join(f"{run.folder.parent.name}/{run.folder.name}".strip("/") for run in group.runs),
             "machine": "; ".join(dict.fromkeys(_machine(entry) for run in group.runs for entry in run.environment))

@@ -144,6 +144,14 @@ def by_round(panel: Any, rounds: int) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def by_share(panel: Any, label: str) -> None:
+    """The y axis of a panel that shows shares in percent: logarithmic, down to none at all."""
+    panel.set(ylabel=label)
+    panel.set_yscale("symlog", linthresh=1e-3, linscale=0.4)
+    panel.set_ylim(-2e-4, None)
+    plain_log(panel.yaxis)
+
+
 def plain_log(axis: Any) -> None:
     """Ticks of a logarithmic axis as plain numbers: 0.1, 1, 10, 1,000; over a short range 2 and 5 as well."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -10,7 +10,8 @@ from pathlib import Path
 from ternfed.experiment.settings import ExperimentError
 from ternfed.paper.groups import Collected, collect
 from ternfed.paper.rows import Row, find_rows
-from ternfed.report import accuracy, costs, curves, diagnostics
+from ternfed.report import accuracy, choosing, costs, curves, diagnostics
+from ternfed.report.controls import controls
 from ternfed.report.page import page
 from ternfed.report.style import Picture, drawing
 from ternfed.report.tables import Sheet, into_page
@@ -84,6 +85,7 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
     groups = collected.groups
     return {
         "summary": accuracy.summary(groups),
+        "controls": controls(groups),
         "targets": targets(groups),
         "centralized": accuracy.centralized(groups),
         "communication": costs.communication(groups),
@@ -92,9 +94,9 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
         "elapsed": costs.elapsed(collected.elapsed),
         "participation": accuracy.participation(groups),
         "balance": accuracy.balance(groups),
-        "search": accuracy.search(groups),
-        "tuning": accuracy.tuning(groups),
-        "ablation": accuracy.ablation(groups),
+        "search": choosing.search(groups),
+        "tuning": choosing.tuning(groups),
+        "ablation": choosing.ablation(groups),
     }
 
 

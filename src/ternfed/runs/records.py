@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,7 @@ LATER = {"layer_bits"}
 RESERVED = frozenset(
     {each.name for each in fields(Round)}
     | {"best_round", "compression_up", "compression_down", "strategy_one", "rounds", "run", "settings", "samples"}
+    | {"flips_first", "flips_mean", "flips_last", "warnings"}
 )
 """What the numbers of a record, of a summary or of an upload are called: no metric can have these names."""
 
@@ -170,6 +171,7 @@ def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None =
     up, down = (sum(getattr(record, key) for record in rounds) for key in ("bytes_up", "bytes_down"))
     up_fp32, down_fp32 = (sum(getattr(record, f"bytes_{way}_fp32") for record in rounds) for way in ("up", "down"))
     strategies = [record.strategy for record in rounds if record.strategy is not None]
+    flips = [record.changed for record in rounds if record.changed is not None]
     values = {
         best.metric: rounds[-1].score,
         f"best_{best.metric}": best.score,
@@ -182,12 +184,65 @@ def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None =
         "compression_down": down_fp32 / down if down else None,
         "bits_per_weight_up": _mean_bits(rounds),
         "strategy_one": strategies.count(Strategy.TERNARY) if strategies else None,
+        "flips_first": flips[0] if flips else None,
+        "flips_mean": sum(flips) / len(flips) if flips else None,
+        "flips_last": flips[-1] if flips else None,
         "rounds": len(rounds),
         "seconds": sum(seconds for record in rounds for seconds in record.seconds.values()),
+        "warnings": warnings_of(rounds, experiment),
         "run": experiment.name if run is None else run,
         "settings": experiment.to_table(),
     }
     return {key: None if _is_not_finite(value) else value for key, value in values.items()}
+
+
+STILL = 1e-4
+"""A share of trits below which a round does not move them: less than one in ten thousand."""
+DECAYED = 0.1
+"""A rate below so much of the first one has decayed; trits may rest then."""
+FEWEST = 3
+"""Rounds that say something about a run, however short it is."""
+
+
+def warnings_of(rounds: Sequence[Round], experiment: Experiment) -> list[str]:
+    """What whoever reads a run's numbers should know about it: one sentence each."""
+    if is_frozen(experiment.to_table()["algorithm"]):
+        return []
+    sentence = unmoved(rounds, experiment.rate_at, experiment.federation.rounds)
+    return [] if sentence is None else [sentence]
+
+
+def unmoved(rounds: Sequence[Round], rate_at: Callable[[int], float], total: int) -> str | None:
+    """A sentence for a run whose trits rest for a quarter of its rounds while its rates have not decayed.
+
+    `rate_at` is the learning rate of a round, `total` the number of rounds that the run is to have.
+    """
+    resting = _longest_rest(rounds, rate_at)
+    if len(resting) < max(FEWEST, math.ceil(total / 4)):
+        return None
+    none = all(record.changed == 0 for record in resting)
+    return (
+        f"{'no' if none else 'hardly a'} trit changed in rounds {resting[0].round} to {resting[-1].round} of {total} "
+        "while the learning rate had not decayed: this trains a frozen ternary network, in which only the scales and "
+        "what is not ternary learn"
+    )
+
+
+def is_frozen(algorithm: Mapping[str, Any]) -> bool:
+    """Whether an algorithm's settings keep its trits on purpose: the control. The one place that knows."""
+    return algorithm.get("preset") == "frozen" or algorithm.get("frozen") is True or algorithm.get("latent_rate") == 0
+
+
+def _longest_rest(rounds: Sequence[Round], rate_at: Callable[[int], float]) -> Sequence[Round]:
+    """The longest sequence of rounds that did not move the trits, at rates that could."""
+    best, first = slice(0, 0), 0
+    for place, record in enumerate(rounds):
+        rests = record.changed is not None and record.changed < STILL
+        if not rests or rate_at(record.round) < DECAYED * rate_at(1):
+            first = place + 1
+        elif place + 1 - first > best.stop - best.start:
+            best = slice(first, place + 1)
+    return rounds[best]
 
 
 def _mean_bits(rounds: Sequence[Round]) -> float | None:
