@@ -145,8 +145,8 @@ class TestLearning:
     def test_latent_weights_have_an_adam_of_their_own_that_sgd_does_not_slow_down(self, digits: DataSet) -> None:
         slow = ("training.rate=0.01", "algorithm.upload=trits", "federation.rounds=2")
         flips = [
-            next(simulate.play(federation(digits, *slow, f"algorithm.own_adam={own}")))[1].changed
-            for own in ("true", "false")
+            next(simulate.play(federation(digits, *slow, f"algorithm.latent_adam={own}")))[1].changed
+            for own in ("0.04", "none")
         ]
         assert (flips[0] or 0) > 0.02
         assert (flips[0] or 0) > 10 * (flips[1] or 0)

@@ -223,14 +223,14 @@ class TestEdge:
 
 
 class TestDemo:
-    def test_compares_two_algorithms_and_draws_a_picture(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_compares_algorithms_with_a_control_and_draws_a_picture(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from ternfed.cli import demo
 
         monkeypatch.setattr(demo, "SETTINGS", (*demo.SETTINGS, "federation.rounds=2", "model.hidden=[32, 32, 32]"))
         result = call("demo", "--json")
         assert result.exit_code == 0
         value = json.loads(result.stdout)
-        assert set(value) == {"FedAvg", "T-FedAvg", "picture"}
+        assert set(value) == {"FedAvg", "T-FedAvg", "trits frozen", "picture"}
         assert value["T-FedAvg"]["bytes_up"] < value["FedAvg"]["bytes_up"]
         assert Path(value["picture"]).read_bytes().startswith(b"\x89PNG")
 

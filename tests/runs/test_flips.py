@@ -91,7 +91,14 @@ class TestWarnings:
 
     @pytest.mark.parametrize(
         ("algorithm", "frozen"),
-        [({"preset": "frozen"}, True), ({"frozen": True}, True), ({"preset": "paper"}, False), ({}, False)],
+        [
+            ({"name": "tfedavg", "latent_rate": 0.0}, True),
+            ({"name": "tfedavg", "latent_rate": 0.0, "latent_adam": 0.04}, False),
+            ({"name": "tfedavg", "latent_rate": 24.0}, False),
+            ({"name": "fedavg"}, False),
+            ({"name": "mine:algorithm", "latent_rate": 0.0}, False),
+            ({}, False),
+        ],
     )
-    def test_ask_one_place_what_is_frozen(self, algorithm: dict[str, object], frozen: bool) -> None:
+    def test_ask_the_algorithm_what_is_frozen(self, algorithm: dict[str, object], frozen: bool) -> None:
         assert is_frozen(algorithm) is frozen

@@ -262,6 +262,8 @@ class About:
     """Whether trits travel, so that bits per trit can be told."""
     central: bool = False
     """All data lies in one place and nothing travels: the baseline."""
+    frozen: Callable[[Mapping[str, Any]], bool] = lambda settings: False
+    """Of its settings as a plain table: whether they keep all trits as they are on purpose, as a control."""
     depends_on_rounds: Callable[[Any], str | None] = lambda settings: None
     """Of its settings: what depends on the number of rounds, such as "its broadcasts depend"; None: nothing does."""
 

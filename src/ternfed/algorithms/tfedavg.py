@@ -45,6 +45,7 @@ __all__ = ["ABOUT", "PRESETS", "Settings", "algorithm"]
 ABOUT = About(
     "T-FedAvg",
     sends_trits=True,
+    frozen=lambda settings: settings.get("latent_rate") == 0 and settings.get("latent_adam", "none") == "none",
     depends_on_rounds=lambda settings: "its broadcasts by algorithm.full_at depend" if settings.full_at else None,
 )
 

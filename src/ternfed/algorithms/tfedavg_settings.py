@@ -77,12 +77,11 @@ class Settings:
     latents: Latents = Latents.NORMALISED
     clip: float | None = 1.0
     """Latent weights stay in [-clip, clip]; "none": they are not clipped."""
-    own_adam: bool = False
-    """Latent weights are moved by an Adam of their own, so that the rate of flips does not depend on the optimizer of
-    the other weights. False: by that one."""
-    latent_rate: float | None = None
-    """The rate of that Adam in the first round, which falls as the other rates do; none: 0.04. Without an Adam of their
-    own, latent weights learn at so many times the learning rate; none: 24."""
+    latent_rate: float = 24.0
+    """Latent weights learn at so many times the learning rate."""
+    latent_adam: float | None = None
+    """Or are moved by an Adam of their own at this rate in the first round, which falls as the others do: then the rate
+    of flips does not depend on the optimizer of the other weights. "none": by that one, at `latent_rate` times."""
     factor_rate: float | None = None
     """And the factors at so many times; none: 8 with SGD, 0.1 with Adam, whose steps do not shrink by themselves."""
     keep_latents: bool = False
@@ -114,7 +113,8 @@ class Settings:
             bits = getattr(self, key)
             if bits is not None and not 2 <= bits <= 16:
                 raise ValueError(f"{key} = {bits}: 2 to 16 is allowed")
-        for key in ("latent_rate", "server_rate", "factor_rate", "plain_epochs", "error_feedback", "tolerance"):
+        rates = ("latent_rate", "latent_adam", "server_rate", "factor_rate")
+        for key in (*rates, "plain_epochs", "error_feedback", "tolerance"):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"{key} = {getattr(self, key)}: at least 0 is needed")
         for share in self.full_at:
@@ -140,7 +140,7 @@ PRESETS: Mapping[str, Settings] = {
         ternary_start=False,
         statistics=Statistics.AVERAGE,
     ),
-    "small": Settings(upload=Upload.AUTO, rest_bits_up=3, rest_bits_down=4, own_adam=True),
+    "small": Settings(upload=Upload.AUTO, rest_bits_up=3, rest_bits_down=4, latent_adam=0.04),
     "frozen": Settings(latent_rate=0.0, plain_epochs=0),
     "frozen-small": Settings(latent_rate=0.0, plain_epochs=0, rest_bits_up=3, rest_bits_down=4),
 }

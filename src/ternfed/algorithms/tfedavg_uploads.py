@@ -22,9 +22,6 @@ from ternfed.quantize.ternary import (
 )
 from ternfed.wire import Message, Value
 
-OWN_RATE, SHARED_RATE = 0.04, 24.0
-"""The rate of the latent weights where none is set: of their own Adam, or in multiples of the common rate."""
-
 
 @dataclass(frozen=True, eq=False)
 class ServerMemory:
@@ -88,7 +85,6 @@ def _trits(network: Network, training: Training, settings: Settings, untrained: 
     if plain_epochs >= training.epochs:
         raise ValueError(f"plain_epochs = {plain_epochs}: fewer than the {training.epochs} local epochs is needed")
     by_optimizer = 8.0 if training.optimizer.steps_follow_gradient else 0.1
-    usual = OWN_RATE if settings.own_adam else SHARED_RATE
 
     def threshold_of(client: Client) -> float:
         if not settings.randomise:
@@ -136,8 +132,8 @@ def _trits(network: Network, training: Training, settings: Settings, untrained: 
             training,
             quantizer=quantizer,
             ternary=names,
-            latent_optimizer=Adam() if settings.own_adam else None,
-            latent_rate=usual if settings.latent_rate is None else settings.latent_rate,
+            latent_optimizer=None if settings.latent_adam is None else Adam(),
+            latent_rate=settings.latent_rate if settings.latent_adam is None else settings.latent_adam,
             factor_rate=by_optimizer if settings.factor_rate is None else settings.factor_rate,
             clip=settings.clip,
             plain_epochs=plain_epochs,

@@ -64,9 +64,6 @@ DEPENDENT: Mapping[tuple[str, str], Mapping[str, Table]] = {
 }
 """Settings that exist only with one value of another setting, and their defaults."""
 
-LATER: Mapping[str, Table] = {"federation": {"aggregate": "own"}}
-"""Settings that the first runs did not have, and what they did."""
-
 KEYS: Mapping[str, tuple[str, ...]] = {
     section: (
         *COMMON[section],
@@ -106,12 +103,6 @@ def fill(table: Mapping[str, Any]) -> Table:
     for (section, key), words in DEPENDENT.items():
         _fill_dependent(section, key, words, filled[section], given[section])
     return {"name": table.get("name", default_name(dataset, algorithm)), "seed": table.get("seed", 0), **filled}
-
-
-def with_later(table: Table) -> Table:
-    """A table saved beside a run's results, with the settings that came after it: so runs of all ages compare."""
-    known = {section: own for section, own in LATER.items() if isinstance(table.get(section), dict)}
-    return {**table, **{section: {**own, **table[section]} for section, own in known.items()}}
 
 
 def default_name(dataset: str, algorithm: str) -> str:

@@ -26,7 +26,7 @@ from ternfed.aggregation.aggregation import Aggregation
 from ternfed.algorithms.algorithm import About, Algorithm, Network
 from ternfed.data.values import DataSet
 from ternfed.draws import seed_of
-from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown
+from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown, write
 from ternfed.quantize.layers import NoTernaryLayersError, Quantizable
 
 NETWORKS = ("mlp", "cnn", "resnet18")
@@ -73,6 +73,21 @@ def find_algorithm(name: str) -> FoundAlgorithm:
 def about(name: str) -> About | None:
     """What a built-in algorithm says about itself; None for any other. Never imports a user's module."""
     return find_algorithm(name).about if name in built_in_algorithms() else None
+
+
+def with_later(table: Table) -> Table:
+    """A table saved beside a run's results, with the settings that came after it: so runs of all ages compare.
+
+    What a new setting is by default is what was done before there was one. Never imports a user's module.
+    """
+    later: Table = {section: {} for section in table if isinstance(table[section], dict)}
+    later["federation"] = {"aggregate": "own"}
+    own = table.get("algorithm")
+    if isinstance(own, dict) and own.get("name") in built_in_algorithms():
+        found = find_algorithm(own["name"])
+        base = found.presets.get(str(own.get("preset"))) or found.settings()
+        later["algorithm"] = write(base)
+    return {**table, **{section: {**new, **table[section]} for section, new in later.items() if section in table}}
 
 
 @cache

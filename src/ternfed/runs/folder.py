@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ternfed.experiment.defaults import with_later
 from ternfed.experiment.experiment import Experiment
-from ternfed.experiment.named import find_algorithm
+from ternfed.experiment.named import find_algorithm, with_later
 from ternfed.experiment.settings import Table, shown
 from ternfed.files import append_line, as_line, json_page, load_tensors, read_json, save_tensors, write_atomically
 from ternfed.runs.environment import environment

@@ -11,6 +11,7 @@ from typing import Any
 
 from ternfed.algorithms.algorithm import Strategy
 from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.named import about
 from ternfed.experiment.settings import Table
 from ternfed.files import as_line, whole_lines
 from ternfed.task import ACCURACY, Measure
@@ -229,8 +230,9 @@ def unmoved(rounds: Sequence[Round], rate_at: Callable[[int], float], total: int
 
 
 def is_frozen(algorithm: Mapping[str, Any]) -> bool:
-    """Whether an algorithm's settings keep its trits on purpose: the control. The one place that knows."""
-    return algorithm.get("preset") == "frozen" or algorithm.get("frozen") is True or algorithm.get("latent_rate") == 0
+    """Whether an algorithm's settings keep its trits on purpose: the control."""
+    known = about(str(algorithm.get("name")))
+    return known is not None and known.frozen(algorithm)
 
 
 def _longest_rest(rounds: Sequence[Round], rate_at: Callable[[int], float]) -> Sequence[Round]:
