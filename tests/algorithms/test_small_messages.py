@@ -18,8 +18,11 @@ from ternfed.engines import simulate
 from ternfed.experiment.experiment import Experiment
 from ternfed.models import mlp, resnet18
 from ternfed.quantize.ternary import requantize
-from ternfed.round.federation import Federation, open_federation
+from ternfed.round.exchange import Broadcasts
+from ternfed.round.federation import Federation, open_federation, prepare
 from ternfed.round.state import pack, unpack
+from ternfed.training.choose import train_recovering
+from ternfed.training.work import Work
 from ternfed.wire import Kind, trits_of
 
 SMALL = PRESETS["small"]
@@ -42,6 +45,13 @@ def federation(digits: DataSet, *settings: str) -> Federation:
     usual = ("model.hidden=[48, 32]", "federation.clients=10", "federation.participation=0.5", "training.rate=0.3")
     schedule = ("training.schedule=cosine", "algorithm.name=tfedavg", "algorithm.preset=small")
     return open_federation(Experiment.from_toml("", [*usual, *schedule, *settings]), digits)
+
+
+def made_work(federation: Federation) -> Work:
+    """The work of client 0 in round 1."""
+    site, algorithm = federation.site(0), federation.algorithm
+    broadcasts = Broadcasts(algorithm, federation.open().server, 1)
+    return prepare(site, 1, broadcasts.given(None).broadcast, algorithm.client_memory())[0]
 
 
 def kinds(algorithm: Algorithm) -> set[Kind]:
@@ -150,6 +160,13 @@ class TestLearning:
         ]
         assert (flips[0] or 0) > 0.02
         assert (flips[0] or 0) > 10 * (flips[1] or 0)
+
+    def test_clients_that_end_in_nan_train_again_with_smaller_steps(self, digits: DataSet) -> None:
+        made = federation(digits, "federation.rounds=3", "training.rate=10000", "training.schedule=constant")
+        (alone,) = made.trainer.train([made_work(made)])
+        assert not all(torch.isfinite(tensor).all() for tensor in alone.local.weights.values())
+        (recovered,) = train_recovering(made.trainer, [made_work(made)], made.algorithm.retries)
+        assert all(torch.isfinite(tensor).all() for tensor in recovered.local.weights.values())
 
     @pytest.mark.parametrize("preset", ["frozen", "frozen-small"])
     def test_the_control_never_changes_a_trit(self, digits: DataSet, preset: str) -> None:

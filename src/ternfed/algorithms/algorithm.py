@@ -296,6 +296,8 @@ class Algorithm:
     """And that of what a client remembers between rounds, on its own disk when it is a machine of its own."""
     reference: Callable[[Message], Mapping[str, Tensor] | None] = lambda message: None
     """The named tensors, such as trits, that a broadcast gives both sides to code uploads and the next one with."""
+    retries: int = 0
+    """So often a client whose training ended in NaN or infinity trains again, each time at a quarter of its rates."""
     needs_held_out: bool = False
     """The server half judges models, or recomputes statistics, on data held out on the server."""
     central: bool = False

@@ -155,6 +155,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         reference=reference,
         server_memory=ServerMemory,
         client_memory=ClientMemory,
+        retries=3,
         needs_held_out=(way.guarded and settings.judging is Judging.SERVER) or recounts(settings.statistics, network),
     )
 

@@ -30,7 +30,7 @@ PRODUCT_FROM = 1 << 22
 DOMAIN, UNPACK = "ternfed", "Unpack"
 
 
-@dataclass
+@dataclass(eq=False)
 class Piece:
     """Nodes and constants to be added to a graph."""
 

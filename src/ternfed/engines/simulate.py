@@ -23,6 +23,7 @@ from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunError, RunFolder, Saved
 from ternfed.task import CLASSIFICATION, Task
+from ternfed.training.choose import train_recovering
 
 __all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
 
@@ -158,7 +159,8 @@ def _train_and_upload(
         works.append(work)
         prepared.append(memory)
     clock.lap("prepare")
-    for site, work, started, trained in zip(sites, works, prepared, federation.trainer.train(works), strict=True):
+    outcomes = train_recovering(federation.trainer, works, federation.algorithm.retries)
+    for site, work, started, trained in zip(sites, works, prepared, outcomes, strict=True):
         clock.lap("train")
         broadcast = received[site.index]
         try:

@@ -33,7 +33,7 @@ from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
 from ternfed.runs.records import RESERVED
 from ternfed.task import Task
-from ternfed.training.choose import Trainer, trainer_for
+from ternfed.training.choose import Trainer, train_recovering, trainer_for
 from ternfed.training.evaluation import Evaluator
 from ternfed.training.work import Trained, TrainingData, Work
 
@@ -175,7 +175,7 @@ def upload(
 def answer(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[bytes, Any]:
     """Client: its whole half of a round."""
     work, memory = prepare(site, round, broadcast, memory)
-    (trained,) = site.trainer.train([work])
+    (trained,) = train_recovering(site.trainer, [work], site.algorithm.retries)
     return upload(site, round, broadcast, memory, work, trained)
 
 
@@ -225,7 +225,7 @@ def conclude(
     return reached, outcome
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RoundOutcome:
     """What a round leaves behind beside the average."""
 

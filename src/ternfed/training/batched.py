@@ -364,7 +364,7 @@ def _product(gradient: Gradient) -> Tensor:
     return _bmm(*gradient) if isinstance(gradient, tuple) else gradient
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Leaf:
     """One trained tensor of all clients, and how the optimizer moves it."""
 

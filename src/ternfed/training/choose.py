@@ -7,8 +7,10 @@ and otherwise one client after another (`plain`), as well as where the algorithm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import torch
 
 from ternfed.algorithms.algorithm import Network, Training
 from ternfed.training.batched import train_batched, trainable_chain
@@ -24,6 +26,24 @@ class Trainer:
     way: Literal["batched", "captured", "plain"]
     train: Callable[[Sequence[Work]], Iterator[Trained]]
     """The work of several clients, in their order. Each work has its rate: that of the training is not read."""
+
+
+def train_recovering(trainer: Trainer, works: Sequence[Work], tries: int) -> Iterator[Trained]:
+    """The outcomes, in order; a client that ended in NaN or infinity trains again at a quarter of its rates."""
+    for work, trained in zip(works, trainer.train(works), strict=True):
+        again, outcome = work, trained
+        for _ in range(tries):
+            if _is_finite(outcome):
+                break
+            first, latents, factors = again.rates
+            again = replace(again, rates=(first / 4, latents / 4, factors / 4))
+            (outcome,) = trainer.train([again])
+        yield outcome
+
+
+def _is_finite(trained: Trained) -> bool:
+    tensors = (*trained.local.weights.values(), *trained.local.factors.values(), *trained.local.buffers.values())
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def trainer_for(network: Network, training: Training, feed: TrainingData) -> Trainer:
