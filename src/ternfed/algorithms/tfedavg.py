@@ -36,9 +36,9 @@ from ternfed.algorithms.algorithm import (
 from ternfed.algorithms.rest import added, changes, rounded
 from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings
-from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, way_up
+from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, way_up
 from ternfed.quantize.ternary import Ternary, requantize
-from ternfed.wire import Message, Value, dense, trits_of
+from ternfed.wire import Message, Value, dense
 
 __all__ = ["ABOUT", "PRESETS", "Settings", "algorithm"]
 
@@ -63,23 +63,25 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     rest = tuple(name for name in network.floats if name not in (*names, *first))
     known = {name: network.weights()[name] for name in first}
     judged = network.task.metric.measure
-    numbers = (*UP, judged.name) if settings.judging is Judging.CLIENTS else UP
     way = way_up(network, training, settings, first)
+    judging = settings.judging if way.guarded else Judging.OFF
+    numbers = (*UP, judged.name) if judging is Judging.CLIENTS else UP
     on_grid = settings.rest_bits_up is not None or settings.rest_bits_down is not None
+    up_grid = (*way.on_grid, *(rest if settings.rest_bits_up is not None else ()))
 
     def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
         parameters, buffers = split({**dense_weights(received), **known}, network)
-        return way.start(parameters, buffers, reference(received), memory, client), memory
+        return way.start(parameters, buffers, received, memory, client), memory
 
     def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
-        layers, memory = way.finish(local, received, memory, client)
+        before = dense_weights(received) if up_grid else {}
+        layers, memory = way.finish(local, before, memory, client)
         moved = network.without_counters({**local.weights, **local.buffers})
         others = {name: tensor for name, tensor in moved.items() if name not in (*layers, *rest, *first)}
         floats = {name: moved[name] for name in rest}
         if settings.rest_bits_up is None:
             return Message({**as_kind(floats, network, settings.dense), **others, **layers}, {}), memory
-        source = client.draw("rest")
-        changed = changes(floats, dense_weights(received), settings.rest_bits_up, source)
+        changed = changes(floats, before, settings.rest_bits_up, client.draw("rest"))
         return Message({**changed, **others, **layers}, {}), memory
 
     def message_of(weights: Weights, sent: Mapping[str, Value]) -> Message:
@@ -87,7 +89,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         return Message({**as_kind(plain, network, settings.dense), **sent}, {})
 
     def reference(broadcast: Message) -> dict[str, Tensor]:
-        held = {name: _codes(broadcast.tensors[name], name, settings) for name in names}
+        held = {name: codes_of(broadcast.tensors[name], name, settings) for name in names}
         return held if settings.rest_bits_down is None else {**held, **{n: dense(broadcast.tensors[n]) for n in rest}}
 
     def on_air(weights: Weights, ternary: Mapping[str, Ternary], before: Weights) -> tuple[Weights, dict[str, Value]]:
@@ -122,11 +124,9 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         full = with_statistics(combined, network, settings.statistics, helpers)
         quantized = with_statistics({**combined, **exact}, network, settings.statistics, helpers)
         best = before.best
-        if not way.guarded:
-            collapsed = False
-        elif settings.judging is Judging.SERVER:
+        if judging is Judging.SERVER:
             collapsed = helpers.judge(quantized) < helpers.judge(full) - settings.tolerance
-        elif settings.judging is Judging.CLIENTS:
+        elif judging is Judging.CLIENTS:
             best = torch.tensor(-torch.inf) if best is None else best
             reached = judged.goodness(uploads.numbers[judged.name])
             collapsed = reached < float(best) - settings.tolerance
@@ -140,7 +140,6 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         lost = {} if way.lost is None else {n: way.lost(wanted[n], value.codes) for n, value in ternary.items()}
         return Server(shown, sent, ServerMemory(lost, best, unrounded(chosen), latents), strategy)
 
-    up_grid = (*way.on_grid, *(rest if settings.rest_bits_up is not None else ()))
     down_grid = rest if settings.rest_bits_down is not None else ()
     return Algorithm(
         name="tfedavg",
@@ -156,13 +155,5 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         server_memory=ServerMemory,
         client_memory=ClientMemory,
         retries=3,
-        needs_held_out=(way.guarded and settings.judging is Judging.SERVER) or recounts(settings.statistics, network),
+        needs_held_out=judging is Judging.SERVER or recounts(settings.statistics, network),
     )
-
-
-def _codes(value: Value, name: str, settings: Settings) -> Tensor:
-    """The trits of a broadcast layer; of one in full precision, those that the server's rule would give it."""
-    codes = trits_of(value)
-    if codes is not None:
-        return codes
-    return requantize(dense(value).float(), settings.server_rule, settings.server_factor, name).codes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ternfed.algorithms.algorithm import Client, Local, Network, Training, Weights, dense_weights
+from ternfed.algorithms.algorithm import Client, Local, Network, Training, Weights
 from ternfed.algorithms.optimizers import Adam
 from ternfed.algorithms.rest import changes
 from ternfed.algorithms.tfedavg_settings import Latents, Settings, Start, Upload
@@ -17,10 +17,11 @@ from ternfed.quantize.ternary import (
     client_factor,
     largest_size,
     normalise,
+    requantize,
     start_factors,
     ternary_of,
 )
-from ternfed.wire import Message, Value
+from ternfed.wire import Message, Value, dense, trits_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +56,10 @@ class Way:
     """Those that uploads hold as trits."""
     on_grid: tuple[str, ...]
     """Those that uploads hold on a grid."""
-    start: Callable[[Weights, Weights, Mapping[str, Tensor], ClientMemory, Client], Local]
-    """What a client trains, from parameters, buffers and trits received."""
-    finish: Callable[[Local, Message, ClientMemory, Client], tuple[dict[str, Value], ClientMemory]]
-    """What it sends of the ternary layers, and what it remembers."""
+    start: Callable[[Weights, Weights, Message, ClientMemory, Client], Local]
+    """What a client trains, from the parameters and buffers of the message it received."""
+    finish: Callable[[Local, Weights, ClientMemory, Client], tuple[dict[str, Value], ClientMemory]]
+    """What it sends of the ternary layers, given the weights it received where it sends changes; what it remembers."""
     opened: Callable[[Weights], Weights]
     """The server's latent weights before the first round."""
     combined: Callable[[Weights, ServerMemory], tuple[Weights, Weights, Weights]]
@@ -91,9 +92,7 @@ def _trits(network: Network, training: Training, settings: Settings, untrained: 
             return settings.factor
         return client_factor(client.index, client.count, client.draw("threshold"), settings.factor)
 
-    def start(
-        parameters: Weights, buffers: Weights, codes: Mapping[str, Tensor], memory: ClientMemory, client: Client
-    ) -> Local:
+    def start(parameters: Weights, buffers: Weights, received: Message, memory: ClientMemory, client: Client) -> Local:
         local_quantizer = replace(quantizer, factor=threshold_of(client))
         factors, scales = {}, {}
         for name in names:
@@ -105,12 +104,12 @@ def _trits(network: Network, training: Training, settings: Settings, untrained: 
                     scales[name] = float(largest_size(parameters[name]))
                 parameters[name] = normalise(parameters[name])
             if settings.keep_latents and name in memory.latents:
-                agrees = codes[name] == memory.codes[name]
+                agrees = codes_of(received.tensors[name], name, settings) == memory.codes[name]
                 parameters[name] = torch.where(agrees, memory.latents[name], parameters[name])
         return Local(parameters, buffers, factors, local_quantizer.factor, scales)
 
     def finish(
-        local: Local, received: Message, memory: ClientMemory, client: Client
+        local: Local, before: Weights, memory: ClientMemory, client: Client
     ) -> tuple[dict[str, Value], ClientMemory]:
         local_quantizer = replace(quantizer, factor=local.threshold)
         ternary = {
@@ -154,10 +153,10 @@ def _differences(network: Network, training: Training, settings: Settings, untra
     names = network.ternary
 
     def finish(
-        local: Local, received: Message, memory: ClientMemory, client: Client
+        local: Local, before: Weights, memory: ClientMemory, client: Client
     ) -> tuple[dict[str, Value], ClientMemory]:
         layers = {name: local.weights[name] for name in names}
-        return {**changes(layers, dense_weights(received), settings.difference_bits, client.draw("layers"))}, memory
+        return {**changes(layers, before, settings.difference_bits, client.draw("layers"))}, memory
 
     def combined(average: Weights, before: ServerMemory) -> tuple[Weights, Weights, Weights]:
         latents = {name: before.latents[name] + settings.server_rate * average[name] for name in names}
@@ -167,12 +166,20 @@ def _differences(network: Network, training: Training, settings: Settings, untra
         training=replace(training, frozen=untrained),
         as_trits=(),
         on_grid=names,
-        start=lambda parameters, buffers, codes, memory, client: Local(parameters, buffers),
+        start=lambda parameters, buffers, received, memory, client: Local(parameters, buffers),
         finish=finish,
         opened=lambda weights: {name: weights[name] for name in names},
         combined=combined,
         guarded=False,
     )
+
+
+def codes_of(value: Value, name: str, settings: Settings) -> Tensor:
+    """The trits of a broadcast layer; of one in full precision, those that the server's rule would give it."""
+    codes = trits_of(value)
+    if codes is not None:
+        return codes
+    return requantize(dense(value).float(), settings.server_rule, settings.server_factor, name).codes
 
 
 def _lost(wanted: Tensor, codes: Tensor) -> Tensor:
