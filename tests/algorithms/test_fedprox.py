@@ -9,7 +9,7 @@ from torch import nn
 from ternfed.algorithms import fedavg, fedprox, tfedavg
 from ternfed.algorithms.algorithm import Algorithm, Local, Network, Training, Weights
 from ternfed.data.values import Samples
-from ternfed.quantize.ternary import quantize
+from ternfed.quantize.ternary import Quantizer, quantize
 from ternfed.training.batched import train_batched
 from ternfed.training.captured import CapturedTrainer
 from ternfed.training.choose import trainer_for
@@ -76,9 +76,9 @@ def test_of_ternary_layers_the_latent_weights_are_pulled_back(network: Network, 
     """Two steps of the latent weights by hand: the first starts at w₀, the second feels the pull."""
     training = replace(TRAINING, epochs=2)
     made = fedprox.algorithm(network, training, fedprox.Settings(mu=MU, ternary=True))
-    made = replace(made, training=replace(made.training, clip=None, plain_epochs=0))
-    assert made.training.quantizer is not None
-    name, quantizer, eta = "2.weight", made.training.quantizer, RATE * made.training.latent_rate
+    name, quantizer, eta = "2.weight", Quantizer(), 24 * RATE
+    ternary = replace(made.training, quantizer=quantizer, ternary=(name,), latent_rate=24.0, clip=None)
+    made = replace(made, training=ternary)
     weights, factor = network.weights(), torch.tensor([0.3])
     local = Local(weights, {}, {name: factor}, quantizer.factor)
     first = train_one(network, replace(made.training, epochs=1), feed, first_epoch(work_of(made, local))).local

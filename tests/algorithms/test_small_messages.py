@@ -11,7 +11,7 @@ from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms import tfedavg
 from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Training, dense_weights
 from ternfed.algorithms.rest import added, changes, rounded
-from ternfed.algorithms.tfedavg_settings import PRESETS, Settings, Upload
+from ternfed.algorithms.tfedavg_settings import Settings, Upload
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.engines import simulate
@@ -25,7 +25,7 @@ from ternfed.training.choose import train_recovering
 from ternfed.training.work import Work
 from ternfed.wire import Kind, trits_of
 
-SMALL = PRESETS["small"]
+SMALL = Settings()
 TRAINING = Training(epochs=5)
 CLIENT = Client(0, 2, lambda purpose: torch.Generator().manual_seed(len(purpose)))
 NO_HELP = Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights)
@@ -43,7 +43,7 @@ def small_mlp() -> Network:
 
 def federation(digits: DataSet, *settings: str) -> Federation:
     usual = ("model.hidden=[48, 32]", "federation.clients=10", "federation.participation=0.5", "training.rate=0.3")
-    schedule = ("training.schedule=cosine", "algorithm.name=tfedavg", "algorithm.preset=small")
+    schedule = ("training.schedule=cosine", "algorithm.name=tfedavg")
     return open_federation(Experiment.from_toml("", [*usual, *schedule, *settings]), digits)
 
 
@@ -168,9 +168,10 @@ class TestLearning:
         (recovered,) = train_recovering(made.trainer, [made_work(made)], made.algorithm.retries)
         assert all(torch.isfinite(tensor).all() for tensor in recovered.local.weights.values())
 
-    @pytest.mark.parametrize("preset", ["frozen", "frozen-small"])
-    def test_the_control_never_changes_a_trit(self, digits: DataSet, preset: str) -> None:
-        made = federation(digits, f"algorithm.preset={preset}", "federation.rounds=5", "training.rate=0.1")
+    @pytest.mark.parametrize("settings", ["algorithm.preset=frozen", "algorithm.latent_adam=0.0"])
+    def test_the_control_never_changes_a_trit(self, digits: DataSet, settings: str) -> None:
+        trits = ("algorithm.upload=trits", "algorithm.plain_epochs=0")
+        made = federation(digits, settings, *trits, "federation.rounds=5", "training.rate=0.1")
         assert [record.changed for _, record in simulate.play(made)] == [0.0] * 5
 
     def test_everything_is_small_in_both_directions(self, digits: DataSet) -> None:
@@ -190,7 +191,7 @@ def test_a_network_with_batchnorm_learns_with_everything_compressed(digits: Data
         )
 
     settings = ["data.dataset=own:digits", "federation.clients=5", "federation.participation=1", "federation.rounds=6"]
-    more = ["training.optimizer=adam", "training.rate=0.01", "training.schedule=cosine", "algorithm.preset=small"]
+    more = ["training.optimizer=adam", "training.rate=0.01", "training.schedule=cosine"]
     experiment = Experiment.from_toml("", [*settings, *more, "algorithm.name=tfedavg", "training.epochs=2"])
     made = open_federation(experiment, digits, model=build())
     records = [record for _, record in simulate.play(made)]
@@ -198,10 +199,10 @@ def test_a_network_with_batchnorm_learns_with_everything_compressed(digits: Data
     assert records[-1].dropped == ()
 
 
-@pytest.mark.parametrize("key", ["difference_bits", "rest_bits_up", "rest_bits_down"])
-@pytest.mark.parametrize("bits", [1, 17])
+@pytest.mark.parametrize("key", ["difference_bits", "rest_bits_up", "rest_bits_down", "full_bits"])
+@pytest.mark.parametrize("bits", [0, 17])
 def test_impossible_bits_are_refused(key: str, bits: int) -> None:
-    with pytest.raises(ValueError, match=f"{key} = {bits}: 2 to 16"):
+    with pytest.raises(ValueError, match=f"{key} = {bits}: 1 to 16"):
         Settings(**{key: bits})  # type: ignore[arg-type]
 
 

@@ -55,9 +55,14 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
         on_grid(torch.tensor([bad]), torch.tensor(0, dtype=torch.int16))
 
 
-def test_one_bit_is_refused() -> None:
-    with pytest.raises(ValueError, match="bits = 1: at least 2"):
-        exponents_for(torch.tensor(1.0), 1)
+def test_one_bit_has_twice_the_step_of_two() -> None:
+    assert exponents_for(torch.tensor(1.0), 2) == 0
+    assert exponents_for(torch.tensor(1.0), 1) == 1
+
+
+def test_no_bit_is_refused() -> None:
+    with pytest.raises(ValueError, match="bits = 0: at least 1"):
+        exponents_for(torch.tensor(1.0), 0)
 
 
 def test_rows_have_steps_of_their_own() -> None:

@@ -27,7 +27,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for algorithm in ("fedavg", "tfedavg", "cmfl"):
             for seed in (0, 1):
                 name = f"digits-{split}-{algorithm}"
-                own = (f"name={name}", f"seed={seed}", setting, f"algorithm.name={algorithm}")
+                up = ("algorithm.upload=trits",) if algorithm == "tfedavg" else ()
+                own = (f"name={name}", f"seed={seed}", setting, f"algorithm.name={algorithm}", *up)
                 real_run(results / name / f"seed-{seed}", *own)
     for share in (0.2, 0.6):
         name = f"participation-{share}"

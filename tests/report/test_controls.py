@@ -19,7 +19,7 @@ from ternfed.report.targets import targets
 
 MNIST = ("data.dataset=mnist", "training.epochs=1")
 CIFAR = ("data.dataset=cifar10", "training.epochs=1")
-FROZEN = "algorithm.latent_rate=0"
+FROZEN = "algorithm.preset=frozen"
 
 ROWS = {
     name: row(name, "iid", "non-iid", role=role)
@@ -68,7 +68,7 @@ class TestControls:
         assert published["T-FedAvg − frozen"] == "–"  # it starts otherwise, so that the recipe's control is not its own
 
     def test_t_fedavg_as_published_has_a_frozen_control_of_its_own(self, cell: Path) -> None:
-        add(cell, "still", *MNIST, "algorithm.preset=paper", FROZEN, accuracies=(0.25,), changed=0.0)
+        add(cell, "still", *MNIST, "algorithm.preset=paper", "algorithm.latent_rate=0", accuracies=(0.25,), changed=0.0)
         rows = {**ROWS, "still": row("still", "iid", role="frozen")}
         own, published = lines(controls(groups(cell, rows)))
         assert (own["frozen"], published["frozen"], published["T-FedAvg − frozen"]) == (

@@ -68,7 +68,7 @@ class TestSummary:
         own = (*MNIST, "federation.rounds=8")
         known_run(tmp_path / "a", [*own], [{"changed": share} for share in (0.25, 0.125, *[0.0625] * 6)])
         known_run(tmp_path / "b", [*own, "training.rate=0.5"], [{"changed": 0.0}] * 8)
-        known_run(tmp_path / "c", [*own, "algorithm.latent_rate=0"], [{"changed": 0.0}] * 8)
+        known_run(tmp_path / "c", [*own, "algorithm.preset=frozen"], [{"changed": 0.0}] * 8)
         known_run(tmp_path / "d", [*own, "algorithm.name=fedavg"], [{}] * 8)
         sheet = accuracy.summary(groups(tmp_path))
         assert sheet is not None

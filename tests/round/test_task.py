@@ -94,17 +94,20 @@ class TestTheGuard:
     def test_a_quantized_model_with_a_higher_error_is_not_broadcast(self, data: DataSet) -> None:
         """A server threshold that keeps next to nothing, as in the test of the same for classes."""
         ruined = ("algorithm.server_rule=max", "algorithm.server_factor=0.99", "algorithm.plain_epochs=0")
+        ruined = (*ruined, "algorithm.upload=trits")
         _, records = played(federation(data, *ruined, "training.epochs=5", "algorithm.tolerance=0.01"))
         assert "II" in {record.strategy for record in records}
         _, tolerant = played(federation(data, *ruined, "training.epochs=5", "algorithm.tolerance=1000"))
         assert {record.strategy for record in tolerant} == {"I"}
 
     def test_clients_can_judge_by_their_own_errors(self, data: DataSet) -> None:
-        made = federation(data, "algorithm.judging=clients", "algorithm.tolerance=1000", "data.hold_out=0.0")
+        judging = ("algorithm.upload=trits", "algorithm.judging=clients")
+        made = federation(data, *judging, "algorithm.tolerance=1000", "data.hold_out=0.0")
         assert made.algorithm.up[0].numbers[-1] == "mse"
         assert {record.strategy for record in played(made)[1]} == {"I"}
         # One client at a time: the errors on their samples go up and down.
-        strict = federation(data, "algorithm.judging=clients", "algorithm.tolerance=0", "federation.participation=0.25")
+        alone = ("federation.participation=0.25", "federation.rounds=15")
+        strict = federation(data, *judging, "algorithm.tolerance=0", *alone)
         assert {record.strategy for record in played(strict)[1]} == {"I", "II"}
 
 

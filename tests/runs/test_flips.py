@@ -86,15 +86,16 @@ class TestWarnings:
 
     def test_leave_the_control_alone_that_is_frozen_on_purpose(self) -> None:
         still = rounds(*[0.0] * 8)
-        assert not warnings_of(still, self.experiment("algorithm.latent_rate=0"))
-        assert warnings_of(still, self.experiment("algorithm.latent_rate=1"))
+        assert not warnings_of(still, self.experiment("algorithm.preset=frozen"))
+        assert warnings_of(still, self.experiment("algorithm.upload=trits"))
 
     @pytest.mark.parametrize(
         ("algorithm", "frozen"),
         [
-            ({"name": "tfedavg", "latent_rate": 0.0}, True),
+            ({"name": "tfedavg", "latent_rate": 1.0, "latent_adam": 0.0}, True),
+            ({"name": "tfedavg", "latent_rate": 0.0, "latent_adam": "none"}, True),
             ({"name": "tfedavg", "latent_rate": 0.0, "latent_adam": 0.04}, False),
-            ({"name": "tfedavg", "latent_rate": 24.0}, False),
+            ({"name": "tfedavg", "latent_rate": 24.0, "latent_adam": "none"}, False),
             ({"name": "fedavg"}, False),
             ({"name": "mine:algorithm", "latent_rate": 0.0}, False),
             ({}, False),

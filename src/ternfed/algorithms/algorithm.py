@@ -264,6 +264,8 @@ class About:
     """All data lies in one place and nothing travels: the baseline."""
     frozen: Callable[[Mapping[str, Any]], bool] = lambda settings: False
     """Of its settings as a plain table: whether they keep all trits as they are on purpose, as a control."""
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """What runs did that were saved before a setting was there, where that is not its default."""
     depends_on_rounds: Callable[[Any], str | None] = lambda settings: None
     """Of its settings: what depends on the number of rounds, such as "its broadcasts depend"; None: nothing does."""
 

@@ -45,7 +45,14 @@ __all__ = ["ABOUT", "PRESETS", "Settings", "algorithm"]
 ABOUT = About(
     "T-FedAvg",
     sends_trits=True,
-    frozen=lambda settings: settings.get("latent_rate") == 0 and settings.get("latent_adam", "none") == "none",
+    frozen=lambda settings: settings["latent_rate" if settings["latent_adam"] == "none" else "latent_adam"] == 0,
+    before={
+        "upload": "trits",
+        "rest_bits_up": "none",
+        "rest_bits_down": "none",
+        "full_bits": "none",
+        "latent_adam": "none",
+    },
     depends_on_rounds=lambda settings: "its broadcasts by algorithm.full_at depend" if settings.full_at else None,
 )
 
@@ -95,6 +102,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def on_air(weights: Weights, ternary: Mapping[str, Ternary], before: Weights) -> tuple[Weights, dict[str, Value]]:
         """The model as clients will have it, and the tensors that are not sent as plain floats."""
         sent: dict[str, Value] = {**ternary}
+        if not ternary and settings.full_bits is not None:
+            sent |= rounded({name: weights[name] for name in names}, {}, settings.full_bits)
         if settings.rest_bits_down is not None:
             sent |= rounded({name: weights[name] for name in rest}, before, settings.rest_bits_down)
         return {**weights, **{name: dense(value) for name, value in sent.items()}}, sent
@@ -141,10 +150,14 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         return Server(shown, sent, ServerMemory(lost, best, unrounded(chosen), latents), strategy)
 
     down_grid = rest if settings.rest_bits_down is not None else ()
+    full_grid = down_grid if settings.full_bits is None else (*names, *down_grid)
     return Algorithm(
         name="tfedavg",
         training=way.training,
-        down=tuple(network.schema(some, DOWN, settings.dense, first, down_grid) for some in (names, ())),
+        down=(
+            network.schema(names, DOWN, settings.dense, first, down_grid),
+            network.schema((), DOWN, settings.dense, first, full_grid),
+        ),
         up=(network.schema(way.as_trits, numbers, settings.dense, first, up_grid),),
         open=opening,
         broadcast=lambda server, held: message_of(server.weights, server.sent),

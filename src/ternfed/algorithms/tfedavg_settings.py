@@ -55,15 +55,17 @@ class Judging(StrEnum):
 class Settings:
     """T-FedAvg's settings."""
 
-    upload: Upload = Upload.TRITS
-    difference_bits: int = 2
-    """Of each weight in an upload of differences: 2 bits are -1, 0 or +1 times a step, rounded at random."""
+    upload: Upload = Upload.AUTO
+    difference_bits: int = 1
+    """Of each weight in an upload of differences: 1 and 2 bits are -1, 0 or +1 times a step, rounded at random."""
     server_rate: float = 1.0
     """So much of the mean difference is added to the server's latent weights."""
-    rest_bits_up: int | None = None
+    rest_bits_up: int | None = 3
     """Of each number that is not ternary, in uploads: its change, rounded at random. "none": floats (`dense`)."""
-    rest_bits_down: int | None = None
+    rest_bits_down: int | None = 3
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
+    full_bits: int | None = 6
+    """Of each weight of the ternary layers in a broadcast that is not ternary (Strategy II). "none": floats."""
     rule: Rule = Rule.MEAN
     """Threshold rule on the client: Δ = factor · mean|θ| or factor · max|θ|."""
     factor: float = 0.7
@@ -77,13 +79,13 @@ class Settings:
     latents: Latents = Latents.NORMALISED
     clip: float | None = 1.0
     """Latent weights stay in [-clip, clip]; "none": they are not clipped."""
-    latent_rate: float = 24.0
-    """Latent weights learn at so many times the learning rate."""
-    latent_adam: float | None = None
-    """Or are moved by an Adam of their own at this rate in the first round, which falls as the others do: then the rate
-    of flips does not depend on the optimizer of the other weights. "none": by that one, at `latent_rate` times."""
+    latent_adam: float | None = 0.04
+    """Latent weights are moved by an Adam of their own at this rate in the first round, which falls as the others do:
+    the rate of flips does not depend on the optimizer of the other weights. "none": by that one."""
+    latent_rate: float = 1.0
+    """Where the others' optimizer moves them too: at so many times its rate."""
     factor_rate: float | None = None
-    """And the factors at so many times; none: 8 with SGD, 0.1 with Adam, whose steps do not shrink by themselves."""
+    """And the factors at so many times; none: 1 with SGD, 0.1 with Adam, whose steps do not shrink by themselves."""
     keep_latents: bool = False
     """A client keeps its latent weights between rounds where the broadcast agrees with its own trit."""
     plain_epochs: int | None = None
@@ -109,10 +111,10 @@ class Settings:
     def __post_init__(self) -> None:
         Quantizer(self.rule, self.factor)
         Quantizer(self.server_rule, self.server_factor)
-        for key in ("difference_bits", "rest_bits_up", "rest_bits_down"):
+        for key in ("difference_bits", "rest_bits_up", "rest_bits_down", "full_bits"):
             bits = getattr(self, key)
-            if bits is not None and not 2 <= bits <= 16:
-                raise ValueError(f"{key} = {bits}: 2 to 16 is allowed")
+            if bits is not None and not 1 <= bits <= 16:
+                raise ValueError(f"{key} = {bits}: 1 to 16 is allowed")
         rates = ("latent_rate", "latent_adam", "server_rate", "factor_rate")
         for key in (*rates, "plain_epochs", "error_feedback", "tolerance"):
             if (getattr(self, key) or 0) < 0:
@@ -126,12 +128,16 @@ class Settings:
 
 PRESETS: Mapping[str, Settings] = {
     "paper": Settings(
+        upload=Upload.TRITS,
+        rest_bits_up=None,
+        rest_bits_down=None,
+        full_bits=None,
         factor=0.05,
         randomise=True,
         gradient=FactorGradient.PAPER,
         latents=Latents.RECEIVED,
         clip=None,
-        latent_rate=1.0,
+        latent_adam=None,
         factor_rate=1.0,
         plain_epochs=0,
         server_rule=Rule.MAX,
@@ -140,9 +146,7 @@ PRESETS: Mapping[str, Settings] = {
         ternary_start=False,
         statistics=Statistics.AVERAGE,
     ),
-    "small": Settings(upload=Upload.AUTO, rest_bits_up=3, rest_bits_down=4, latent_adam=0.04),
-    "frozen": Settings(latent_rate=0.0, plain_epochs=0),
-    "frozen-small": Settings(latent_rate=0.0, plain_epochs=0, rest_bits_up=3, rest_bits_down=4),
+    "frozen": Settings(upload=Upload.TRITS, latent_adam=0.0, plain_epochs=0),
 }
-"""`paper`: as published. `small`: everything compressed, and trits that learn with any optimizer. `frozen`: the control
-whose trits never change, so that only scales and the other layers learn; `frozen-small` with everything compressed."""
+"""`paper`: as published. `frozen`: the control whose trits never change, so that only scales and the other layers
+learn."""

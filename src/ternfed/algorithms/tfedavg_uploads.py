@@ -85,7 +85,7 @@ def _trits(network: Network, training: Training, settings: Settings, untrained: 
     plain_epochs = 3 * training.epochs // 5 if settings.plain_epochs is None else settings.plain_epochs
     if plain_epochs >= training.epochs:
         raise ValueError(f"plain_epochs = {plain_epochs}: fewer than the {training.epochs} local epochs is needed")
-    by_optimizer = 8.0 if training.optimizer.steps_follow_gradient else 0.1
+    by_optimizer = 1.0 if training.optimizer.steps_follow_gradient else 0.1
 
     def threshold_of(client: Client) -> float:
         if not settings.randomise:

@@ -27,8 +27,8 @@ float layers around it, a layer of frozen trits is a good random feature map her
 
 ALGORITHMS = {
     "FedAvg": ("algorithm.name=fedavg",),
-    "T-FedAvg": ("algorithm.name=tfedavg", "algorithm.preset=small"),
-    "trits frozen": ("algorithm.name=tfedavg", "algorithm.preset=frozen-small"),
+    "T-FedAvg": ("algorithm.name=tfedavg",),
+    "trits frozen": ("algorithm.name=tfedavg", "algorithm.preset=frozen"),
 }
 """The last is the control: the same network whose trits never change. Only its three scales learn, and without biases
 they cannot change a decision."""

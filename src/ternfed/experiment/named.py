@@ -78,7 +78,8 @@ def about(name: str) -> About | None:
 def with_later(table: Table) -> Table:
     """A table saved beside a run's results, with the settings that came after it: so runs of all ages compare.
 
-    What a new setting is by default is what was done before there was one. Never imports a user's module.
+    A new setting gets what was done before there was one: its default, unless the algorithm says otherwise. Never
+    imports a user's module.
     """
     later: Table = {section: {} for section in table if isinstance(table[section], dict)}
     later["federation"] = {"aggregate": "own"}
@@ -86,7 +87,7 @@ def with_later(table: Table) -> Table:
     if isinstance(own, dict) and own.get("name") in built_in_algorithms():
         found = find_algorithm(own["name"])
         base = found.presets.get(str(own.get("preset"))) or found.settings()
-        later["algorithm"] = write(base)
+        later["algorithm"] = {**write(base), **found.about.before}
     return {**table, **{section: {**new, **table[section]} for section, new in later.items() if section in table}}
 
 

@@ -35,11 +35,12 @@ class Grid(NamedTuple):
 def exponents_for(largest: Tensor, bits: int) -> Tensor:
     """The smallest steps with which changes of this size have codes of so many bits: ±(2^(bits-1) - 1) of them.
 
-    `largest` is max|change|, of a tensor or of each row; a change of nothing gets the finest step.
+    `largest` is max|change|, of a tensor or of each row; a change of nothing gets the finest step. One bit is -1, 0 or
+    +1 as two are, with twice the step, so that most codes are 0.
     """
-    top = 2 ** (bits - 1) - 1
-    if top < 1:
-        raise ValueError(f"bits = {bits}: at least 2 are needed")
+    if bits < 1:
+        raise ValueError(f"bits = {bits}: at least 1 is needed")
+    top = 2 ** (bits - 1) - 1 or 0.5
     check_finite(largest, "a change")
     mantissa, exponent = torch.frexp(largest.float() / top)  # largest / top = mantissa · 2^exponent, mantissa in [½, 1)
     exact = exponent - (mantissa == 0.5).int()
