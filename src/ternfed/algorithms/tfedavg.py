@@ -33,7 +33,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
     split,
 )
-from ternfed.algorithms.rest import added, changes, rounded
+from ternfed.algorithms.rest import Bits, added, changes, rounded
 from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings
 from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, way_up
@@ -76,6 +76,9 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     on_grid = settings.rest_bits_up is not None or settings.rest_bits_down is not None
     up_grid = (*way.on_grid, *(rest if settings.rest_bits_up is not None else ()))
 
+    def bits_of(parameter_bits: int) -> Bits:
+        return lambda name: settings.buffer_bits if name in network.buffers else parameter_bits
+
     def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
         parameters, buffers = split({**dense_weights(received), **known}, network)
         return way.start(parameters, buffers, received, memory, client), memory
@@ -88,7 +91,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         floats = {name: moved[name] for name in rest}
         if settings.rest_bits_up is None:
             return Message({**as_kind(floats, network, settings.dense), **others, **layers}, {}), memory
-        changed = changes(floats, before, settings.rest_bits_up, client.draw("rest"))
+        changed = changes(floats, before, bits_of(settings.rest_bits_up), client.draw("rest"))
         return Message({**changed, **others, **layers}, {}), memory
 
     def message_of(weights: Weights, sent: Mapping[str, Value]) -> Message:
@@ -103,9 +106,9 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         """The model as clients will have it, and the tensors that are not sent as plain floats."""
         sent: dict[str, Value] = {**ternary}
         if not ternary and settings.full_bits is not None:
-            sent |= rounded({name: weights[name] for name in names}, {}, settings.full_bits)
+            sent |= rounded({name: weights[name] for name in names}, {}, bits_of(settings.full_bits))
         if settings.rest_bits_down is not None:
-            sent |= rounded({name: weights[name] for name in rest}, before, settings.rest_bits_down)
+            sent |= rounded({name: weights[name] for name in rest}, before, bits_of(settings.rest_bits_down))
         return {**weights, **{name: dense(value) for name, value in sent.items()}}, sent
 
     def unrounded(weights: Weights) -> Weights:

@@ -64,6 +64,9 @@ class Settings:
     """Of each number that is not ternary, in uploads: its change, rounded at random. "none": floats (`dense`)."""
     rest_bits_down: int | None = 3
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
+    buffer_bits: int = 8
+    """Where these travel in bits, so many for each number of a buffer: the running statistics of BatchNorm divide
+    weights, and few of them need many."""
     full_bits: int | None = 6
     """Of each weight of the ternary layers in a broadcast that is not ternary (Strategy II). "none": floats."""
     rule: Rule = Rule.MEAN
@@ -111,7 +114,7 @@ class Settings:
     def __post_init__(self) -> None:
         Quantizer(self.rule, self.factor)
         Quantizer(self.server_rule, self.server_factor)
-        for key in ("difference_bits", "rest_bits_up", "rest_bits_down", "full_bits"):
+        for key in ("difference_bits", "rest_bits_up", "rest_bits_down", "buffer_bits", "full_bits"):
             bits = getattr(self, key)
             if bits is not None and not 1 <= bits <= 16:
                 raise ValueError(f"{key} = {bits}: 1 to 16 is allowed")
