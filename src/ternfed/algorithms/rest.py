@@ -7,7 +7,7 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,21 +15,17 @@ from torch import Tensor
 from ternfed.algorithms.algorithm import Weights
 from ternfed.quantize.grid import Grid, exponents_for, on_grid
 
-
 FINEST = 24
 """So many bits hold every code: as many as a float32 has."""
 
-Bits = Callable[[str], int]
-"""How many bits each number of a tensor gets, by the tensor's name."""
 
-
-def changes(moved: Weights, received: Weights, bits: Bits, source: torch.Generator) -> dict[str, Grid]:
+def changes(moved: Weights, received: Weights, bits: Mapping[str, int], source: torch.Generator) -> dict[str, Grid]:
     """Client: how each tensor differs from what was received, in codes of so many bits, right on average."""
     differences = {name: tensor.float() - received[name].float() for name, tensor in moved.items()}
-    return {name: on_grid(change, _steps(change, bits(name)), source) for name, change in differences.items()}
+    return {name: on_grid(change, _steps(change, bits[name]), source) for name, change in differences.items()}
 
 
-def rounded(weights: Weights, before: Weights, bits: Bits) -> dict[str, Grid]:
+def rounded(weights: Weights, before: Weights, bits: Mapping[str, int]) -> dict[str, Grid]:
     """Server: each tensor to nearest. Its change since the last broadcast, or it itself, has codes of so many bits.
 
     However little has changed, a step is large enough for the tensor itself to be on the grid. A variance is at least
@@ -38,7 +34,7 @@ def rounded(weights: Weights, before: Weights, bits: Bits) -> dict[str, Grid]:
     out = {}
     for name, tensor in weights.items():
         change = tensor - before[name] if name in before else tensor
-        steps = torch.maximum(_steps(change, bits(name)), _steps(tensor, FINEST))
+        steps = torch.maximum(_steps(change, bits[name]), _steps(tensor, FINEST))
         grid = on_grid(tensor, steps)
         out[name] = grid._replace(codes=grid.codes.clamp_min(1)) if _is_variance(name) else grid
     return out

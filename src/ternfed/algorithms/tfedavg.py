@@ -10,7 +10,7 @@ Beyond the paper: what is not ternary travels on a grid (`rest.py`), and clients
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
     split,
 )
-from ternfed.algorithms.rest import Bits, added, changes, rounded
+from ternfed.algorithms.rest import added, changes, rounded
 from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings
 from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, way_up
@@ -73,11 +73,11 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     way = way_up(network, training, settings, first)
     judging = settings.judging if way.guarded else Judging.OFF
     numbers = (*UP, judged.name) if judging is Judging.CLIENTS else UP
-    on_grid = settings.rest_bits_up is not None or settings.rest_bits_down is not None
-    up_grid = (*way.on_grid, *(rest if settings.rest_bits_up is not None else ()))
-
-    def bits_of(parameter_bits: int) -> Bits:
-        return lambda name: settings.buffer_bits if name in network.buffers else parameter_bits
+    buffer_bits = dict.fromkeys((name for name in rest if name in network.buffers), settings.buffer_bits)
+    up_bits = _bits(rest, settings.rest_bits_up, buffer_bits)
+    down_bits = _bits(rest, settings.rest_bits_down, buffer_bits)
+    full_bits = _bits(names, settings.full_bits, {})
+    up_grid = (*way.on_grid, *up_bits)
 
     def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
         parameters, buffers = split({**dense_weights(received), **known}, network)
@@ -89,9 +89,9 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         moved = network.without_counters({**local.weights, **local.buffers})
         others = {name: tensor for name, tensor in moved.items() if name not in (*layers, *rest, *first)}
         floats = {name: moved[name] for name in rest}
-        if settings.rest_bits_up is None:
+        if not up_bits:
             return Message({**as_kind(floats, network, settings.dense), **others, **layers}, {}), memory
-        changed = changes(floats, before, bits_of(settings.rest_bits_up), client.draw("rest"))
+        changed = changes(floats, before, up_bits, client.draw("rest"))
         return Message({**changed, **others, **layers}, {}), memory
 
     def message_of(weights: Weights, sent: Mapping[str, Value]) -> Message:
@@ -100,19 +100,18 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
 
     def reference(broadcast: Message) -> dict[str, Tensor]:
         held = {name: codes_of(broadcast.tensors[name], name, settings) for name in names}
-        return held if settings.rest_bits_down is None else {**held, **{n: dense(broadcast.tensors[n]) for n in rest}}
+        return {**held, **{name: dense(broadcast.tensors[name]) for name in down_bits}}
 
     def on_air(weights: Weights, ternary: Mapping[str, Ternary], before: Weights) -> tuple[Weights, dict[str, Value]]:
         """The model as clients will have it, and the tensors that are not sent as plain floats."""
         sent: dict[str, Value] = {**ternary}
-        if not ternary and settings.full_bits is not None:
-            sent |= rounded({name: weights[name] for name in names}, {}, bits_of(settings.full_bits))
-        if settings.rest_bits_down is not None:
-            sent |= rounded({name: weights[name] for name in rest}, before, bits_of(settings.rest_bits_down))
+        if not ternary:
+            sent |= rounded({name: weights[name] for name in full_bits}, {}, full_bits)
+        sent |= rounded({name: weights[name] for name in down_bits}, before, down_bits)
         return {**weights, **{name: dense(value) for name, value in sent.items()}}, sent
 
     def unrounded(weights: Weights) -> Weights:
-        return {name: weights[name] for name in rest} if on_grid else {}
+        return {name: weights[name] for name in rest} if up_bits or down_bits else {}
 
     def requantized(weights: Weights) -> dict[str, Ternary]:
         return {n: requantize(weights[n], settings.server_rule, settings.server_factor, n) for n in names}
@@ -128,7 +127,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             return server
         before: ServerMemory = server.memory
         average = {**uploads.average, **known}
-        if settings.rest_bits_up is not None:
+        if up_bits:
             average |= added(before.rest, {name: average[name] for name in rest})
         combined, wanted, latents = way.combined(average, before)
         ternary = requantized(wanted)
@@ -152,14 +151,12 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         lost = {} if way.lost is None else {n: way.lost(wanted[n], value.codes) for n, value in ternary.items()}
         return Server(shown, sent, ServerMemory(lost, best, unrounded(chosen), latents), strategy)
 
-    down_grid = rest if settings.rest_bits_down is not None else ()
-    full_grid = down_grid if settings.full_bits is None else (*names, *down_grid)
     return Algorithm(
         name="tfedavg",
         training=way.training,
         down=(
-            network.schema(names, DOWN, settings.dense, first, down_grid),
-            network.schema((), DOWN, settings.dense, first, full_grid),
+            network.schema(names, DOWN, settings.dense, first, tuple(down_bits)),
+            network.schema((), DOWN, settings.dense, first, (*full_bits, *down_bits)),
         ),
         up=(network.schema(way.as_trits, numbers, settings.dense, first, up_grid),),
         open=opening,
@@ -173,3 +170,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         retries=3,
         needs_held_out=judging is Judging.SERVER or recounts(settings.statistics, network),
     )
+
+
+def _bits(names: Collection[str], bits: int | None, others: Mapping[str, int]) -> dict[str, int]:
+    """How many bits each number of a tensor gets; {}: they travel as floats."""
+    return {} if bits is None else {name: others.get(name, bits) for name in names}

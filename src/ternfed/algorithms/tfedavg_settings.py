@@ -65,8 +65,8 @@ class Settings:
     rest_bits_down: int | None = 3
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
     buffer_bits: int = 8
-    """Where these travel in bits, so many for each number of a buffer: the running statistics of BatchNorm divide
-    weights, and few of them need many."""
+    """Where these travel in bits: of each number of a buffer, in both directions. Networks divide by BatchNorm's running
+    variances, and few numbers need many bits."""
     full_bits: int | None = 6
     """Of each weight of the ternary layers in a broadcast that is not ternary (Strategy II). "none": floats."""
     rule: Rule = Rule.MEAN

@@ -156,7 +156,8 @@ def _differences(network: Network, training: Training, settings: Settings, untra
         local: Local, before: Weights, memory: ClientMemory, client: Client
     ) -> tuple[dict[str, Value], ClientMemory]:
         layers = {name: local.weights[name] for name in names}
-        return {**changes(layers, before, lambda name: settings.difference_bits, client.draw("layers"))}, memory
+        bits = dict.fromkeys(names, settings.difference_bits)
+        return {**changes(layers, before, bits, client.draw("layers"))}, memory
 
     def combined(average: Weights, before: ServerMemory) -> tuple[Weights, Weights, Weights]:
         latents = {name: before.latents[name] + settings.server_rate * average[name] for name in names}
