@@ -304,6 +304,14 @@ class TestTFedAvgServer:
         assert server.strategy == strategy
         assert bool(server.memory.lost) is not due  # what is sent whole loses nothing
 
+    @pytest.mark.parametrize(("share", "strategy"), [(0.25, "II"), (None, "I"), (0.1, "I")])
+    def test_strategy_two_when_the_rates_have_decayed(
+        self, network: Network, share: float | None, strategy: str
+    ) -> None:
+        algorithm = tfedavg.algorithm(network, TRAINING, trits(full_at_decay=share))
+        lent = replace(helpers(1.0, 1.0), decays_to=lambda share: share == 0.25)
+        assert algorithm.update(opened(network), uploads(moved(network.weights())), lent).strategy == strategy
+
     @pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 7.0])
     def test_the_first_and_the_last_model_are_not_for_a_share_to_say(self, share: float) -> None:
         with pytest.raises(ValueError, match="full_at"):

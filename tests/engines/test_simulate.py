@@ -203,6 +203,12 @@ class TestJudging:
         assert records[-1].strategy == "II"
         assert not {"linear2.weight"} & set(state.server.sent)
 
+    def test_one_broadcast_in_full_precision_goes_out_when_the_rates_have_decayed(self, digits: DataSet) -> None:
+        """A cosine is at a quarter after two thirds of the rounds."""
+        options = ("algorithm.judging=off", "federation.rounds=10", "training.schedule=cosine")
+        _, records = rounds(federation(digits, *TRITS_UP, *options))
+        assert [record.strategy for record in records] == ["I"] * 6 + ["II"] + ["I"] * 3
+
     def test_broadcasts_in_full_precision_go_out_after_their_shares_of_the_rounds(self, digits: DataSet) -> None:
         options = ("algorithm.judging=off", "algorithm.full_at=[0.3, 0.65]", "federation.rounds=7")
         _, records = rounds(federation(digits, *options))

@@ -246,6 +246,8 @@ class Helpers:
     judge: Judge
     statistics: Callable[[Weights], Weights]
     """The weights with BatchNorm statistics recomputed on data held out on the server."""
+    decays_to: Callable[[float], bool] = lambda share: False
+    """Whether the learning rates fall to this share of the first ones with the round that ends."""
     reaches_share: Callable[[float], bool] = lambda share: False
     """Whether the run passes this share of its rounds with the one that ends."""
 

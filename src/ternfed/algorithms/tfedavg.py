@@ -145,7 +145,10 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         else:
             collapsed = False
         strategy, chosen = Strategy.TERNARY, quantized
-        if collapsed or any(helpers.reaches_share(share) for share in settings.full_at):
+        due = any(helpers.reaches_share(share) for share in settings.full_at)
+        if way.guarded and settings.full_at_decay is not None:
+            due = due or helpers.decays_to(settings.full_at_decay)
+        if collapsed or due:
             strategy, chosen, ternary = Strategy.FULL, full, {}
         shown, sent = on_air(chosen, ternary, {name: server.weights[name] for name in rest})
         lost = {} if way.lost is None else {n: way.lost(wanted[n], value.codes) for n, value in ternary.items()}

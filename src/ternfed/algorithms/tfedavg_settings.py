@@ -65,8 +65,8 @@ class Settings:
     rest_bits_down: int | None = 3
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
     buffer_bits: int = 8
-    """Where these travel in bits: of each number of a buffer, in both directions. Networks divide by BatchNorm's running
-    variances, and few numbers need many bits."""
+    """Where these travel in bits: of each number of a buffer, in both directions. Networks divide by the variances of
+    BatchNorm, and so few numbers may have many bits."""
     full_bits: int | None = 6
     """Of each weight of the ternary layers in a broadcast that is not ternary (Strategy II). "none": floats."""
     rule: Rule = Rule.MEAN
@@ -99,9 +99,11 @@ class Settings:
     """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
     ternary_start: bool = True
     """The first broadcast, the model before training, is quantized too."""
+    full_at_decay: float | None = 0.25
+    """When the rates have decayed to this share, one broadcast goes out in full precision, where clients send trits:
+    they see which trits their votes agree on and which are in doubt, and settle those. "none": never."""
     full_at: tuple[float, ...] = ()
-    """After these shares of the rounds one broadcast goes out in full precision: the clients see which trits their
-    votes agree on and which are in doubt, and settle those."""
+    """Or after these shares of the rounds."""
     judging: Judging = Judging.SERVER
     tolerance: float = 0.03
     """Strategy II when the quantized model is worse by more than this, in the metric's units (accuracy: 0 to 1)."""
@@ -125,6 +127,8 @@ class Settings:
         for share in self.full_at:
             if not 0 < share < 1:
                 raise ValueError(f"full_at = {list(self.full_at)}: shares of the rounds between 0 and 1 are needed")
+        if self.full_at_decay is not None and not 0 < self.full_at_decay < 1:
+            raise ValueError(f"full_at_decay = {self.full_at_decay}: a share between 0 and 1 is needed, or none")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")
 
@@ -147,9 +151,10 @@ PRESETS: Mapping[str, Settings] = {
         server_factor=0.05,
         error_feedback=0.0,
         ternary_start=False,
+        full_at_decay=None,
         statistics=Statistics.AVERAGE,
     ),
-    "frozen": Settings(upload=Upload.TRITS, latent_adam=0.0, plain_epochs=0),
+    "frozen": Settings(upload=Upload.TRITS, latent_adam=0.0, plain_epochs=0, full_at_decay=None),
 }
 """`paper`: as published. `frozen`: the control whose trits never change, so that only scales and the other layers
 learn."""

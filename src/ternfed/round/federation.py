@@ -251,15 +251,20 @@ def _numbers(site: Site, broadcast: Broadcast, round: int, work: Work, trained: 
 
 
 def _helpers(federation: Federation, number: int) -> Helpers:
-    rounds = federation.experiment.federation.rounds
+    experiment, evaluator = federation.experiment, federation.held_out
+
+    def decays_to(share: float) -> bool:
+        first, this, following = (experiment.rate_at(round) for round in (1, number, number + 1))
+        return following <= share * first < this
 
     def reaches_share(share: float) -> bool:
-        return number - 1 < share * rounds <= number
+        return number - 1 < share * experiment.federation.rounds <= number
 
-    evaluator = federation.held_out
     if evaluator is None:  # and so the algorithm asks for neither, or open_federation had refused
-        return Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights, reaches_share=reaches_share)
-    return Helpers(judge=evaluator.goodness, statistics=evaluator.statistics, reaches_share=reaches_share)
+        judge, statistics = (lambda weights: 0.0), (lambda weights: weights)
+    else:
+        judge, statistics = evaluator.goodness, evaluator.statistics
+    return Helpers(judge, statistics, decays_to, reaches_share)
 
 
 def _trits(lent: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
