@@ -41,7 +41,8 @@ def play_round(
             site = open_site(federation.experiment, ClientSetup(index, len(federation.parts)), load("digits"))
             upload = work(site, Store(folder / str(index)), RUN, RoundRequest.of(request.group), data)
         if index not in late:
-            algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
+            message = collect(algorithm, upload, broadcast)
+            algorithm.aggregate.add(arrived, index, algorithm.meaning(message, federation.site(index).client(number)))
     outcome = RoundOutcome(broadcasts, tuple(index for index in federation.chosen(number) if index not in late))
     return conclude(federation, state, algorithm.aggregate.finish(arrived), Traffic(), Clock(), outcome)[0]
 
