@@ -1,10 +1,11 @@
 """EDEN's quantizer: a vector is rotated at random, and each coordinate goes to the nearest of a few fixed numbers.
 
 Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher: EDEN, ICML 2022; with one bit it is DRIVE (the same
-authors, NeurIPS 2021). The rotation is a randomised Hadamard transform, H · D: random signs D, then all sums and
-differences H. Whatever the vector, its coordinates are nearly normal after that, so that the best numbers to round them
-to are known beforehand (Lloyd, Max). Only sums, differences and products of single numbers undo it: the same bits on
-every machine.
+authors, NeurIPS 2021). The rotation is a randomised Hadamard transform: random signs D, then all sums and differences
+H, and both once more. Whatever the vector, its coordinates are nearly normal after that, so that the best numbers to
+round them to are known beforehand (Lloyd, Max). After H · D alone they are not where a few coordinates are much larger
+than the others, and the mean over many rotations is then another vector. Only sums, differences and products of single
+numbers undo it: the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def blocks_of(size: int) -> list[int]:
 
 
 def random_signs(size: int, source: torch.Generator) -> Tensor:
-    """D: +1 or -1 for each coordinate of all blocks of a vector of this size."""
-    return torch.randint(2, (sum(blocks_of(size)),), generator=source).float().mul_(2).sub_(1)
+    """D₁ and D₂, (2, n): +1 or -1 for each of the n coordinates of all blocks of a vector of this size."""
+    return torch.randint(2, (2, sum(blocks_of(size))), generator=source).float().mul_(2).sub_(1)
 
 
 def hadamard(values: Tensor) -> Tensor:
@@ -70,8 +71,9 @@ def centroids(bits: int) -> Tensor:
 def rotated(vector: Tensor, bits: int, signs: Tensor) -> Rotated:
     """A vector in so many bits per coordinate. The mean over many rotations is the vector.
 
-    A block x becomes z = H D x, whose coordinates have variance ‖x‖². EDEN's scale ‖x‖² / ⟨z, c⟩, where c are the
-    centroids that z / ‖x‖ went to, makes ⟨x, decoded⟩ = ‖x‖² every time; what is wrong points anywhere else.
+    A block x of n numbers becomes z = H D₂ H D₁ x, whose coordinates have variance n ‖x‖². Where c are the centroids
+    that z / (√n ‖x‖) went to, EDEN's scale is ‖x‖² / ⟨z, c⟩: so ⟨x, decoded⟩ = ‖x‖² every time, and what is wrong
+    points anywhere else.
     """
     check_finite(vector, "a change")
     blocks = blocks_of(len(vector))
@@ -79,11 +81,13 @@ def rotated(vector: Tensor, bits: int, signs: Tensor) -> Rotated:
     levels = centroids(bits).to(vector.device)
     borders = (levels[1:] + levels[:-1]) / 2
     codes, scales = [], []
-    for block, turned in zip(torch.split(padded, blocks), torch.split(signs.to(vector.device), blocks), strict=True):
+    for block, (first, second) in zip(
+        torch.split(padded, blocks), _by_block(signs.to(vector.device), blocks), strict=True
+    ):
         square = block.double().square().sum()
-        spread = hadamard(block * turned)
-        code = torch.bucketize(spread / square.sqrt().float().clamp_min(torch.finfo(torch.float32).tiny), borders)
-        along = (spread.double() * levels[code]).sum()
+        spread = hadamard(hadamard(block * first) * second).double()
+        code = torch.bucketize(spread / (len(block) * square).sqrt(), borders.double())
+        along = (spread * levels[code]).sum()
         codes.append(code.to(torch.int32))
         scales.append(torch.where(along > 0, square / along, 0.0).float())
     return Rotated(torch.cat(codes), torch.stack(scales))
@@ -91,7 +95,14 @@ def rotated(vector: Tensor, bits: int, signs: Tensor) -> Rotated:
 
 def turned_back(value: Rotated, bits: int, signs: Tensor, size: int) -> Tensor:
     """The vector that was meant, by the signs that it was rotated with."""
-    blocks = blocks_of(size)
-    levels = torch.split(centroids(bits)[value.codes.long()], blocks)
-    back = [hadamard(block) * scale for block, scale in zip(levels, value.scales, strict=True)]
-    return (torch.cat(back) * signs)[:size]
+    blocks, levels = blocks_of(size), centroids(bits)
+    parts = zip(torch.split(value.codes, blocks), value.scales, _by_block(signs, blocks), strict=True)
+    back = [
+        hadamard(hadamard(levels[codes.long()]) * second) * first * scale for codes, scale, (first, second) in parts
+    ]
+    return torch.cat(back)[:size]
+
+
+def _by_block(signs: Tensor, blocks: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """D₁ and D₂ of each block."""
+    return [(part[0], part[1]) for part in torch.split(signs, blocks, 1)]
