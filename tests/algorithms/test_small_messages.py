@@ -82,6 +82,13 @@ class TestTheRestOnAGrid:
         assert (second["w"].exponents < first["w"].exponents).all()
         assert (second["w"].dense() - nearer["w"]).abs().max() < 0.001
 
+    @pytest.mark.parametrize("change", [0.0, 1e-30, 1e-9, 1e-7, 1e-4])
+    def test_a_row_that_hardly_changes_stays_where_it_is(self, change: float) -> None:
+        before = {"w": torch.randn(3, 40), "b": torch.randn(5)}
+        after = {name: tensor + change for name, tensor in before.items()}
+        for name, sent in rounded(after, before, 3).items():
+            assert (sent.dense() - after[name]).abs().max() <= max(change, 1e-6)
+
     def test_a_variance_stays_one(self) -> None:
         weights = {"norm.running_var": torch.tensor([0.1, 1.0]), "norm.running_mean": torch.zeros(2)}
         moved = added(weights, {name: torch.tensor([-0.5, 0.5]) for name in weights})

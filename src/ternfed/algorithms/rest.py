@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Weights
-from ternfed.quantize.grid import Grid, exponents_for, on_grid
+from ternfed.quantize.grid import LARGEST, Grid, exponents_for, on_grid
 
 
 def changes(moved: Weights, received: Weights, bits: int, source: torch.Generator) -> dict[str, Grid]:
@@ -22,7 +22,13 @@ def changes(moved: Weights, received: Weights, bits: int, source: torch.Generato
 
 def rounded(weights: Weights, before: Weights, bits: int) -> dict[str, Grid]:
     """Server: each tensor to nearest. Its change since the last broadcast, or it itself, has codes of so many bits."""
-    return {name: on_grid(w, _steps(w - before[name] if name in before else w, bits)) for name, w in weights.items()}
+
+    def steps(name: str, weight: Tensor) -> Tensor:
+        # Of a row that hardly changes the step would be so fine that its own codes have no place.
+        change = weight - before[name] if name in before else weight
+        return torch.maximum(_steps(change, bits), _steps(weight, LARGEST.bit_length()))
+
+    return {name: on_grid(weight, steps(name, weight)) for name, weight in weights.items()}
 
 
 def added(weights: Weights, change: Weights) -> Weights:
