@@ -71,7 +71,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         others: dict[str, Value] = {name: tensor for name, tensor in moved.items() if name not in network.floats}
         others |= changes({n: moved[n] for n in rest}, before, settings.rest_bits_up, client.draw("changes"))
         for name in turned:
-            change = moved[name].float() - before[name].to(moved[name].device)
+            change = moved[name].float() - before[name]
             others |= _slots(name, rotated(change.flatten(), bits, signs[name]))
         return Message(others, {}), memory
 
