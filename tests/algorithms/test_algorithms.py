@@ -13,8 +13,10 @@ from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms import (
     centralized,
     cmfl,
+    eden,
     fedavg,
     fedopt,
+    fedpaq,
     fedprox,
     stc,
     tfedavg,
@@ -471,6 +473,8 @@ def test_every_broadcast_fits_one_of_the_algorithms_schemas_and_is_what_the_serv
         cmfl.algorithm(network, TRAINING, cmfl.Settings()),
         fedprox.algorithm(network, TRAINING, fedprox.Settings(ternary=True)),
         fedopt.algorithm(network, TRAINING, fedopt.Settings()),
+        fedpaq.algorithm(network, TRAINING, fedpaq.Settings()),
+        eden.algorithm(network, TRAINING, eden.Settings(bits_down=None)),
     ]
     for algorithm in made:
         opened = algorithm.open(network.weights())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ternfed.algorithms import cmfl, fedopt, stc, tfedavg
+from ternfed.algorithms import cmfl, fedopt, fedpaq, stc, tfedavg
 from ternfed.algorithms.algorithm import Nothing, Weights
 from ternfed.algorithms.memory import memory_of, tensors_of
 
@@ -32,7 +32,7 @@ def test_a_group_has_its_names_under_its_field_and_a_single_tensor_is_its_field(
 @pytest.mark.parametrize(
     "kind",
     [Nothing, Both, tfedavg.ServerMemory, tfedavg.ClientMemory, stc.ServerMemory, stc.ClientMemory,
-     cmfl.ClientMemory, fedopt.ServerMemory],
+     cmfl.ClientMemory, fedopt.ServerMemory, fedpaq.ServerMemory],
 )  # fmt: skip
 def test_every_memory_begins_empty_and_an_empty_one_needs_no_tensor(kind: type) -> None:
     assert tensors_of(kind()) == {}

@@ -29,7 +29,7 @@ from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work
 from ternfed.wire import same
 
-ALGORITHMS = ["fedavg", "tfedavg", "cmfl", "stc", "centralized", "fedprox", "fedopt"]
+ALGORITHMS = ["fedavg", "tfedavg", "cmfl", "stc", "centralized", "fedprox", "fedopt", "fedpaq", "eden"]
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,10 @@ def test_the_fast_path_agrees_with_one_client_at_a_time(
 
 
 @pytest.mark.parametrize(
-    "settings", [["fedavg"], ["tfedavg", "algorithm.keep_latents=true"], ["cmfl"], ["stc"], ["centralized"], ["fedopt"]]
-)
+    "settings",
+    [["fedavg"], ["tfedavg", "algorithm.keep_latents=true"], ["cmfl"], ["stc"], ["centralized"], ["fedopt"],
+     ["fedpaq"], ["eden"]],
+)  # fmt: skip
 def test_a_run_that_goes_on_from_a_saved_state_ends_as_one_never_interrupted(
     digits: DataSet, settings: list[str]
 ) -> None:

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from ternfed.algorithms import fedavg
-from ternfed.algorithms.algorithm import Network, Training
+from ternfed.algorithms.algorithm import Client, Network, Training
 from ternfed.engines.flower.uploads import Bounds, OutOfBounds, accept
 from ternfed.quantize.grid import Grid
 from ternfed.round.exchange import Broadcast
 from ternfed.wire import Message, encode, schema_of
+
+SENDER = Client(0, 1, lambda purpose: torch.Generator())
 
 
 def accepted(code: int, exponent: int, parameters: tuple[str, ...] = ("weight",)) -> Message:
@@ -23,7 +25,7 @@ def accepted(code: int, exponent: int, parameters: tuple[str, ...] = ("weight",)
     network = Network.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2)))
     algorithm = replace(fedavg.algorithm(network, Training(), fedavg.Settings()), up=(schema_of(upload),))
     data = encode(upload, algorithm.up[0])
-    return accept(algorithm, parameters, data, Broadcast(upload, None), 3, Bounds())
+    return accept(algorithm, parameters, data, Broadcast(upload, None), SENDER, 3, Bounds()).meaning
 
 
 def test_numbers_within_the_bounds_of_a_weight_are_accepted() -> None:

@@ -172,7 +172,8 @@ def test_every_built_in_algorithm_and_preset_comes_back_from_toml(name: str) -> 
 
 
 def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
-    assert built_in_algorithms() == ("centralized", "cmfl", "fedavg", "fedopt", "fedprox", "stc", "tfedavg")
+    names = ("centralized", "cmfl", "eden", "fedavg", "fedopt", "fedpaq", "fedprox", "stc", "tfedavg")
+    assert built_in_algorithms() == names
 
 
 # What is refused

@@ -43,6 +43,8 @@ def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor])
         ["algorithm.name=cmfl"],
         ["algorithm.name=fedopt"],
         ["algorithm.name=fedavg"],
+        ["algorithm.name=fedpaq"],
+        ["algorithm.name=eden"],
     ],
     ids=lambda settings: settings[0],
 )

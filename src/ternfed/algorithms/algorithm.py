@@ -4,7 +4,7 @@ A round, whoever carries the bytes (`round/exchange.py` walks it):
 
     server: broadcast(server, held) ─▶ Message
     client: start(Message, memory, draw) ─▶ Local ─▶ training ─▶ finish(Local, Message, memory) ─▶ Message
-    server: aggregate(messages) ─▶ Uploads ─▶ update(server, uploads, helpers) ─▶ next server
+    server: meaning(Message, client) ─▶ aggregate ─▶ Uploads ─▶ update(server, uploads, helpers) ─▶ next server
 """
 
 from __future__ import annotations
@@ -292,6 +292,10 @@ class Algorithm:
     """What a client sends, from what it trained, received and remembers; and what it remembers from then on."""
     update: Callable[[Server, Uploads, Helpers], Server]
     """The server after a round."""
+    meaning: Callable[[Message, Client], Message] = lambda message, client: message
+    """Server: what an upload stands for, once what its sender's random numbers did to it is undone.
+
+    `client` is the sender as `finish` saw it and draws the same numbers; the aggregation gets only what comes out."""
     aggregate: Aggregation[Any] = field(default_factory=mean.aggregation)
     """How the uploads of a round become one model."""
     server_memory: type = Nothing

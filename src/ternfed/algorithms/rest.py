@@ -7,16 +7,25 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from ternfed.algorithms.algorithm import Weights
+from ternfed.algorithms.algorithm import Network, Weights
 from ternfed.quantize.grid import Grid, exponents_for, on_grid
 
 FINEST = 24
 """So many bits hold every code: as many as a float32 has."""
+
+
+BUFFER_BITS = 8
+"""Of each number of a buffer, unless told: networks divide by BatchNorm's variances, and so few may have many bits."""
+
+
+def bits_of(names: Iterable[str], network: Network, bits: int | None, buffer_bits: int = BUFFER_BITS) -> dict[str, int]:
+    """How many bits each number of these tensors gets; {}: they travel as floats."""
+    return {} if bits is None else {name: buffer_bits if name in network.buffers else bits for name in names}
 
 
 def changes(moved: Weights, received: Weights, bits: Mapping[str, int], source: torch.Generator) -> dict[str, Grid]:

@@ -10,7 +10,7 @@ Beyond the paper: what is not ternary travels on a grid (`rest.py`), and clients
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
     split,
 )
-from ternfed.algorithms.rest import added, changes, rounded
+from ternfed.algorithms.rest import added, bits_of, changes, rounded
 from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings
 from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, way_up
@@ -73,10 +73,9 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     way = way_up(network, training, settings, first)
     judging = settings.judging if way.guarded else Judging.OFF
     numbers = (*UP, judged.name) if judging is Judging.CLIENTS else UP
-    buffer_bits = dict.fromkeys((name for name in rest if name in network.buffers), settings.buffer_bits)
-    up_bits = _bits(rest, settings.rest_bits_up, buffer_bits)
-    down_bits = _bits(rest, settings.rest_bits_down, buffer_bits)
-    full_bits = _bits(names, settings.full_bits, {})
+    up_bits = bits_of(rest, network, settings.rest_bits_up, settings.buffer_bits)
+    down_bits = bits_of(rest, network, settings.rest_bits_down, settings.buffer_bits)
+    full_bits = bits_of(names, network, settings.full_bits)
     up_grid = (*way.on_grid, *up_bits)
 
     def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
@@ -173,8 +172,3 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         retries=3,
         needs_held_out=judging is Judging.SERVER or recounts(settings.statistics, network),
     )
-
-
-def _bits(names: Collection[str], bits: int | None, others: Mapping[str, int]) -> dict[str, int]:
-    """How many bits each number of a tensor gets; {}: they travel as floats."""
-    return {} if bits is None else {name: others.get(name, bits) for name in names}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ternfed.algorithms.rest import BUFFER_BITS
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import FactorGradient, Quantizer, Rule, Scale
 from ternfed.wire import Kind
@@ -64,9 +65,8 @@ class Settings:
     """Of each number that is not ternary, in uploads: its change, rounded at random. "none": floats (`dense`)."""
     rest_bits_down: int | None = 3
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
-    buffer_bits: int = 8
-    """Where these travel in bits: of each number of a buffer, in both directions. Networks divide by the variances of
-    BatchNorm, and so few numbers may have many bits."""
+    buffer_bits: int = BUFFER_BITS
+    """Where these travel in bits: of each number of a buffer, in both directions."""
     full_bits: int | None = 6
     """Of each weight of the ternary layers in a broadcast that is not ternary (Strategy II). "none": floats."""
     rule: Rule = Rule.MEAN

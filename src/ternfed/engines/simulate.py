@@ -166,7 +166,8 @@ def _train_and_upload(
         try:
             data, memory = upload(site, number, broadcast, started, work, trained)
             message = collect(federation.algorithm, data, broadcast)
-            federation.algorithm.aggregate.add(arrived, site.index, message)
+            meaning = federation.algorithm.meaning(message, site.client(number))
+            federation.algorithm.aggregate.add(arrived, site.index, meaning)
         except (NonFiniteError, NotSummable) as error:
             dropped[site.index] = f"client {site.index}: {error}"
             continue

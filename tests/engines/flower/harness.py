@@ -253,7 +253,8 @@ def replay(experiment: Experiment, rounds: list[Round], sites: Sequence[Site] = 
             if index not in missing:
                 site = sites[index] if sites else federation.site(index)
                 upload, _ = answer(site, record.round, broadcast, algorithm.client_memory())
-                algorithm.aggregate.add(arrived, index, collect(algorithm, upload, broadcast))
+                message = collect(algorithm, upload, broadcast)
+                algorithm.aggregate.add(arrived, index, algorithm.meaning(message, site.client(record.round)))
         uploads = algorithm.aggregate.finish(arrived)
         state, _ = conclude(federation, state, uploads, Traffic(), Clock(), RoundOutcome(broadcasts, ()))
     return state

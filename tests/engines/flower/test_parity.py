@@ -27,11 +27,14 @@ def clients(tmp_path: Path) -> Iterator[Clients]:
     started.close()
 
 
-@pytest.mark.parametrize("wanted", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [(2, "tfedavg"), (2, "fedpaq"), (2, "eden"), pytest.param(20, "tfedavg", marks=pytest.mark.slow)],
+)
 def test_five_nodes_end_every_round_with_the_bits_and_the_record_of_the_simulator(
-    tmp_path: Path, clients: Clients, wanted: int
+    tmp_path: Path, clients: Clients, wanted: int, name: str
 ) -> None:
-    experiment = small(5, wanted)
+    experiment = small(5, wanted, f"algorithm.name={name}")
     keys, port = certificates(tmp_path, 5), processes.free_port()
     for index in range(5):
         clients.start(index, f"127.0.0.1:{port}", keys.folder)

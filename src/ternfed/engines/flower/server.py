@@ -266,9 +266,10 @@ class _Attempt:
             traffic.seconds = time.monotonic() - self._pushed[client]
             algorithm, parameters = self.federation.algorithm, self.federation.network.parameters
             broadcast, bounds = self.broadcasts.given(held).broadcast, self.terms.bounds
-            message = accept(algorithm, parameters, data, broadcast, self.number, bounds)
-            algorithm.aggregate.add(self.arrived, client, message)
-            self.traffic.add_upload(data, message, algorithm, broadcast)
+            sender = self.federation.site(client).client(self.number)
+            upload = accept(algorithm, parameters, data, broadcast, sender, self.number, bounds)
+            algorithm.aggregate.add(self.arrived, client, upload.meaning)
+            self.traffic.add_upload(data, upload.message, algorithm, broadcast)
             self.holders.append(client)
         except Exception as error:  # whatever a client sends must not stop the others
             self.dropped[client] = f"client {client}: {type(error).__name__}: {_short(str(error))}"

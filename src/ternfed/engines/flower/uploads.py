@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ternfed.algorithms.algorithm import Algorithm
+from ternfed.algorithms.algorithm import Algorithm, Client
 from ternfed.engines.flower.envelope import WrongRound
 from ternfed.round.exchange import Broadcast, collect
 from ternfed.wire import Message, WireError, largest, trits_of
@@ -40,9 +41,24 @@ class Bounds:
                 raise ValueError(f"{key} = {getattr(self, key)}: a number above 0 is needed")
 
 
+class Accepted(NamedTuple):
+    """An upload that counts."""
+
+    message: Message
+    """As it travelled."""
+    meaning: Message
+    """What the aggregation adds."""
+
+
 def accept(
-    algorithm: Algorithm, parameters: Collection[str], data: bytes, broadcast: Broadcast, round: int, bounds: Bounds
-) -> Message:
+    algorithm: Algorithm,
+    parameters: Collection[str],
+    data: bytes,
+    broadcast: Broadcast,
+    sender: Client,
+    round: int,
+    bounds: Bounds,
+) -> Accepted:
     """The upload in these bytes, or the WireError that names what is wrong with it."""
     message = collect(algorithm, data, broadcast)
     numbers = message.numbers
@@ -53,7 +69,8 @@ def accept(
     samples = numbers["samples"]
     if samples != int(samples) or not 1 <= samples <= bounds.samples:
         raise OutOfBounds(f"{samples:g} samples: a whole number from 1 to {bounds.samples} is accepted")
-    for name, value in message.tensors.items():
+    meaning = algorithm.meaning(message, sender)
+    for name, value in meaning.tensors.items():
         size, most = largest(value), bounds.weight if name in parameters else math.inf
         if not math.isfinite(size):
             raise NotFinite(f"{name}: holds values that are not finite")
@@ -61,4 +78,4 @@ def accept(
             most = bounds.scale
         if size > most:
             raise OutOfBounds(f"{name}: {size:g} is more than {most:g}")
-    return message
+    return Accepted(message, meaning)

@@ -1,0 +1,110 @@
+"""EDEN: each client rotates its update at random and sends one to four bits per coordinate.
+
+Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher: EDEN: Communication-Efficient and Robust Distributed
+Mean Estimation for Federated Learning, ICML 2022; with one bit, DRIVE: One-bit Distributed Mean Estimation, NeurIPS
+2021. Each client has a rotation of its own in every round, so that the errors of many cancel out; the server draws the
+same one from the experiment's seed and turns the update back before it averages (`quantize/rotation.py`).
+
+Matrices and kernels are rotated, each on its own, in blocks whose lengths are powers of two: the binary digits of its
+size, so that fewer than 64 numbers per tensor are padding. Vectors (biases, BatchNorm) and anything smaller than a
+block are on a grid, as are broadcasts: there it is FedPAQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ternfed.algorithms import fedpaq
+from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training, dense_weights
+from ternfed.algorithms.rest import bits_of, changes
+from ternfed.algorithms.statistics import Statistics
+from ternfed.quantize.grid import Grid
+from ternfed.quantize.rotation import SMALLEST, Rotated, blocks_of, random_signs, rotated, turned_back
+from ternfed.wire import Kind, Message, Schema, Slot, Value, WrongValue, dense
+
+ABOUT = About("EDEN", trains_ternary=False)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """EDEN's settings."""
+
+    bits_up: int = 1
+    """Of each coordinate of a rotated update."""
+    rest_bits_up: int = 4
+    """Of each number that is not rotated: its change, rounded at random."""
+    bits_down: int | None = 4
+    """Of each number of a broadcast: its change since the last one, rounded to nearest. "none": floats."""
+    statistics: Statistics = Statistics.AVERAGE
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits_up <= 4:
+            raise ValueError(f"bits_up = {self.bits_up}: 1 to 4 is allowed")
+        if not 1 <= self.rest_bits_up <= 8:
+            raise ValueError(f"rest_bits_up = {self.rest_bits_up}: 1 to 8 is allowed")
+        fedpaq.Settings(bits_down=self.bits_down)
+
+
+def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
+    """FedPAQ with rotated uploads."""
+    bits = settings.bits_up
+    small = fedpaq.Settings(settings.rest_bits_up, settings.bits_down, settings.statistics)
+    base = fedpaq.algorithm(network, training, small)
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.weights().items()}
+    turned = tuple(name for name in network.floats if len(shapes[name]) > 1 and prod(shapes[name]) >= SMALLEST)
+    rest = tuple(name for name in network.floats if name not in turned)
+    rest_bits = bits_of(rest, network, settings.rest_bits_up)
+
+    def signs_of(client: Client) -> dict[str, Tensor]:
+        """The rotation of each tensor: the same on the client and on the server."""
+        source = client.draw("rotation")
+        return {name: random_signs(prod(shapes[name]), source) for name in turned}
+
+    def finish(local: Local, received: Message, memory: Any, client: Client) -> tuple[Message, Any]:
+        moved = network.without_counters({**local.weights, **local.buffers})
+        before, signs = dense_weights(received), signs_of(client)
+        others: dict[str, Value] = {name: tensor for name, tensor in moved.items() if name not in network.floats}
+        others |= changes({n: moved[n] for n in rest}, before, rest_bits, client.draw("changes"))
+        for name in turned:
+            change = moved[name].float() - before[name]
+            others |= _slots(name, rotated(change.flatten(), bits, signs[name]))
+        return Message(others, {}), memory
+
+    def meaning(message: Message, client: Client) -> Message:
+        signs = signs_of(client)
+        own = {name for turn in turned for name in _names(turn)}
+        tensors = {name: value for name, value in message.tensors.items() if name not in own}
+        back = {n: turned_back(_rotated(message.tensors, n, bits), bits, signs[n], prod(shapes[n])) for n in turned}
+        return Message({**tensors, **{n: flat.view(shapes[n]) for n, flat in back.items()}}, message.numbers)
+
+    (plain,) = base.up
+    slots = [slot for slot in plain.slots if slot.name not in turned]
+    for name in turned:
+        blocks = blocks_of(prod(shapes[name]))
+        codes, scales = _names(name)
+        slots += [Slot(codes, (sum(blocks),), Kind.GRID), Slot(scales, (len(blocks),), Kind.FLOAT32)]
+    return replace(base, name="eden", up=(Schema(tuple(slots), UP),), finish=finish, meaning=meaning)
+
+
+def _names(name: str) -> tuple[str, str]:
+    """The slots of a rotated tensor."""
+    return f"{name}/codes", f"{name}/scales"
+
+
+def _slots(name: str, value: Rotated) -> dict[str, Value]:
+    codes, scales = _names(name)
+    return {codes: Grid(value.codes, torch.zeros((), dtype=torch.int16)), scales: value.scales}
+
+
+def _rotated(tensors: Mapping[str, Value], name: str, bits: int) -> Rotated:
+    """A rotated tensor from its slots; a client may have sent any codes."""
+    codes, scales = (dense(tensors[slot]) for slot in _names(name))
+    if not bool(((codes >= 0) & (codes < 2**bits)).all()):
+        raise WrongValue(f"{name}: codes from 0 to {2**bits - 1} are allowed")
+    return Rotated(codes.int(), scales)

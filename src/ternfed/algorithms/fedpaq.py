@@ -1,0 +1,124 @@
+"""FedPAQ: FedAvg whose messages are a few bits per number, in both directions.
+
+Reisizadeh, Mokhtari, Hassani, Jadbabaie, Pedarsani: FedPAQ: A Communication-Efficient Federated Learning Method with
+Periodic Averaging and Quantization, AISTATS 2020. A client sends how far it moved from the model that it received,
+rounded at random so that the mean is right; the quantizer is that of Alistarh, Grubic, Li, Tomioka, Vojnovic: QSGD,
+NeurIPS 2017, with the largest change of a row in place of its norm and steps that are powers of two (`rest.py`).
+
+Beyond the paper, broadcasts are small too: the model is rounded to nearest, and what that loses stays on the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ternfed.aggregation.aggregation import Uploads
+from ternfed.algorithms.algorithm import (
+    DOWN,
+    UP,
+    About,
+    Algorithm,
+    Client,
+    Helpers,
+    Local,
+    Network,
+    Server,
+    Training,
+    Weights,
+    dense_weights,
+)
+from ternfed.algorithms.fedavg import receive
+from ternfed.algorithms.rest import added, bits_of, changes, rounded
+from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
+from ternfed.wire import Message, dense
+
+ABOUT = About("FedPAQ", trains_ternary=False)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """FedPAQ's settings."""
+
+    bits_up: int | None = 2
+    """Of each number of an upload: its change, rounded at random; buffers have eight. "none": models as floats, as
+    FedAvg has them."""
+    bits_down: int | None = 4
+    """Of each number of a broadcast: its change since the last one, rounded to nearest. "none": floats."""
+    statistics: Statistics = Statistics.AVERAGE
+
+    def __post_init__(self) -> None:
+        for key in ("bits_up", "bits_down"):
+            bits = getattr(self, key)
+            if bits is not None and not 1 <= bits <= 8:
+                raise ValueError(f"{key} = {bits}: 1 to 8 is allowed, or none")
+
+
+@dataclass(frozen=True, eq=False)
+class ServerMemory:
+    """What the server remembers, where it rounds its broadcasts."""
+
+    model: Weights = field(default_factory=dict)
+    """The floats of its model, unrounded."""
+
+
+def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
+    """FedPAQ for a network: every float tensor is on a grid, whole numbers travel as they are."""
+    floats = network.floats
+    up_bits, down_bits = (bits_of(floats, network, bits) for bits in (settings.bits_up, settings.bits_down))
+
+    def server_with(model: Weights, before: Weights) -> Server:
+        """The server with this model, whose clients have had another one before."""
+        if settings.bits_down is None:
+            return Server(model, memory=ServerMemory())
+        own = {name: model[name] for name in floats}
+        sent = rounded(own, {name: before[name] for name in floats if name in before}, down_bits)
+        shown = {**model, **{name: value.dense() for name, value in sent.items()}}
+        return Server(shown, {**sent}, ServerMemory(own))
+
+    def broadcast(server: Server, held: bool) -> Message:
+        return Message({**network.without_counters(server.weights), **server.sent}, {})
+
+    def finish(local: Local, received: Message, memory: Any, client: Client) -> tuple[Message, Any]:
+        moved = network.without_counters({**local.weights, **local.buffers})
+        if settings.bits_up is None:
+            return Message({**moved}, {}), memory
+        own = {name: moved[name] for name in floats}
+        changed = changes(own, dense_weights(received), up_bits, client.draw("changes"))
+        return Message({**moved, **changed}, {}), memory
+
+    def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
+        if not uploads.average:
+            return server
+        model = moved_by(uploads.average, server)
+        return server_with(with_statistics(model, network, settings.statistics, helpers), server.weights)
+
+    def moved_by(average: Weights, server: Server) -> Weights:
+        """The server's own model after the mean change of the clients'."""
+        if settings.bits_up is None and settings.bits_down is None:
+            return average  # FedAvg, to the bit
+        change = {name: average[name] for name in floats}
+        if settings.bits_up is None:
+            change = {name: mean - server.weights[name] for name, mean in change.items()}
+        own = server.weights if settings.bits_down is None else server.memory.model
+        return {**average, **added({name: own[name] for name in floats}, change)}
+
+    def reference(message: Message) -> dict[str, Tensor] | None:
+        return {name: dense(message.tensors[name]) for name in floats} if down_bits else None
+
+    return Algorithm(
+        name="fedpaq",
+        training=training,
+        down=(network.schema(numbers=DOWN, grid=tuple(down_bits)),),
+        up=(network.schema(numbers=UP, grid=tuple(up_bits)),),
+        open=lambda weights: server_with(weights, {}),
+        broadcast=broadcast,
+        start=lambda message, memory, client: (receive(message, network), memory),
+        finish=finish,
+        update=update,
+        reference=reference,
+        server_memory=ServerMemory,
+        needs_held_out=recounts(settings.statistics, network),
+    )
