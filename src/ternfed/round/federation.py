@@ -263,8 +263,8 @@ def _helpers(federation: Federation, number: int) -> Helpers:
 
 
 def _trits(lent: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
-    """Those of the tensors that a broadcast gives both sides which are trits."""
-    return None if lent is None else {name: codes for name, codes in lent.items() if codes.dtype == torch.int8}
+    """Those of the tensors that a broadcast gives both sides which are trits; None where none are."""
+    return {name: codes for name, codes in (lent or {}).items() if codes.dtype == torch.int8} or None
 
 
 def _changed(before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor] | None) -> float | None:

@@ -1,0 +1,184 @@
+"""Compressed updates in both directions, what they leave out fed back: what STC, top-k and signs have in common.
+
+A client adds to its update what its earlier ones left out, sends the compressed sum and keeps the rest. The server
+does the same with the mean of the uploads: it remembers the model it would have if nothing were left out, and each
+broadcast moves the clients' model by the compressed difference.
+
+The clients' model lies on grids whose steps only ever become finer. So a broadcast is the whole model, coded given the
+newest one that its receiver holds: to whoever holds the last one it costs the compressed update, to whoever missed
+some rounds the sum of the updates of these, and nobody needs float32.
+
+BatchNorm's few parameters and statistics are not part of the compressed update: they travel on grids of their own
+(`rest.py`), all of them in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from ternfed.aggregation.aggregation import Uploads
+from ternfed.algorithms.algorithm import (
+    DOWN,
+    UP,
+    Algorithm,
+    Client,
+    Helpers,
+    Local,
+    Network,
+    Server,
+    Training,
+    Weights,
+    dense_weights,
+)
+from ternfed.algorithms.fedavg import receive
+from ternfed.algorithms.rest import added, changes, rounded
+from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
+from ternfed.quantize.grid import Grid, exponents_for, on_grid
+from ternfed.quantize.ternary import check_finite
+from ternfed.wire import Kind, Message, Schema, Value, dense
+
+Compress = Callable[[Weights], Mapping[str, Value]]
+"""An update ─▶ what is sent of it."""
+
+FIRST_BITS = 6
+"""Of each weight in the first broadcast, the model before training."""
+FINEST_BITS = 16
+"""No step becomes finer than codes of so many bits need."""
+REST_BITS = 3
+"""Of each change of BatchNorm's tensors, in both directions."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServerMemory:
+    """What the server remembers."""
+
+    model: Weights = field(default_factory=dict)
+    """Every float of the model as it would be if broadcasts left nothing out."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientMemory:
+    """What a client remembers."""
+
+    residual: Weights = field(default_factory=dict)
+    """What its updates have left out so far."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How updates are compressed."""
+
+    up: Compress
+    kind: Kind
+    """What `up` makes: `ternary`, `grid` (one step per tensor) or `float32`."""
+    down: Compress
+    bits_down: int
+    """The server's update is rounded to codes of about so many bits where the clients' model needs finer steps."""
+
+
+def with_feedback(name: str, network: Network, training: Training, ways: Ways, statistics: Statistics) -> Algorithm:
+    """Plain local training, compressed updates, error feedback on both sides."""
+    norm = _batchnorm(network)
+    names = tuple(n for n in network.parameters if n not in norm)
+    rest = tuple(n for n in network.floats if n not in names)
+
+    def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
+        before = dense_weights(received)
+        moved = network.without_counters({**local.weights, **local.buffers})
+        wanted = {n: moved[n] - before[n] + memory.residual.get(n, torch.zeros(())) for n in names}
+        for n, tensor in wanted.items():
+            check_finite(tensor, n)
+        sent = ways.up(wanted)
+        others = {n: tensor for n, tensor in moved.items() if n not in (*names, *rest)}
+        floats = changes({n: moved[n] for n in rest}, before, REST_BITS, client.draw("rest"))
+        residual = {n: wanted[n] - dense(sent[n]) for n in names}
+        return Message({**sent, **floats, **others}, {}), replace(memory, residual=residual)
+
+    def opening(weights: Weights) -> Server:
+        sent: dict[str, Value] = {
+            n: on_grid(weights[n], exponents_for(_largest(weights[n]), FIRST_BITS)) for n in names
+        }
+        sent |= rounded({n: weights[n] for n in rest}, {}, FIRST_BITS)
+        shown = {**weights, **{n: dense(value) for n, value in sent.items()}}
+        return Server(shown, sent, ServerMemory({n: shown[n] if n in names else weights[n] for n in (*names, *rest)}))
+
+    def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
+        if not uploads.average:
+            return server
+        average, before = uploads.average, server.weights
+        wanted = added(server.memory.model, average)
+        change = ways.down({n: wanted[n] - before[n] for n in names})
+        sent: dict[str, Value] = {n: _moved(server.sent[n], dense(change[n]), ways.bits_down) for n in names}
+        shown = {**average, **wanted, **{n: dense(value) for n, value in sent.items()}}
+        shown = with_statistics(shown, network, statistics, helpers)
+        wanted |= {n: shown[n] for n in rest}
+        sent |= rounded({n: shown[n] for n in rest}, before, REST_BITS)
+        return Server({**shown, **{n: dense(sent[n]) for n in rest}}, sent, ServerMemory(wanted))
+
+    return Algorithm(
+        name=name,
+        training=training,
+        down=(_schema(network, names, rest, Kind.GRID, DOWN),),
+        up=(_schema(network, names, rest, ways.kind, UP),),
+        open=opening,
+        broadcast=lambda server, held: Message({**network.without_counters(server.weights), **server.sent}, {}),
+        start=lambda message, memory, client: (receive(message, network), memory),
+        finish=finish,
+        update=update,
+        reference=lambda message: {n: dense(message.tensors[n]) for n in (*names, *rest)},
+        server_memory=ServerMemory,
+        client_memory=ClientMemory,
+        needs_held_out=recounts(statistics, network),
+    )
+
+
+def largest(update: Weights, share: float) -> Weights:
+    """The share of largest size over all tensors together; zeros elsewhere."""
+    flat = torch.cat([part.reshape(-1) for part in update.values()])
+    kept = torch.zeros_like(flat)
+    places = flat.abs().topk(max(1, round(share * flat.numel()))).indices
+    kept[places] = flat[places]
+    parts = torch.split(kept, [part.numel() for part in update.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(update.items(), parts, strict=True)}
+
+
+def check_share(key: str, share: float) -> None:
+    """Refuse what is no share of an update."""
+    if not 0 < share <= 1:
+        raise ValueError(f"{key} = {share}: a share above 0, at most 1, is needed")
+
+
+def _moved(before: Value, change: Tensor, bits: int) -> Grid:
+    """The clients' model after a change, on a grid that is at least as fine: what does not change costs nothing."""
+    assert isinstance(before, Grid)
+    wanted = before.dense() + change
+    needed = torch.maximum(exponents_for(_largest(change), bits), exponents_for(_largest(wanted), FINEST_BITS))
+    # A tensor that does not change asks for no step of its own.
+    finer = torch.minimum(before.exponents, needed) if bool(change.any()) else before.exponents
+    return on_grid(wanted, finer)
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    return tensor.abs().max() if tensor.numel() else torch.zeros(())
+
+
+def _schema(
+    network: Network, names: tuple[str, ...], rest: tuple[str, ...], kind: Kind, numbers: tuple[str, ...]
+) -> Schema:
+    """The whole model: compressed tensors of one kind, with one step per tensor if that is a grid, the rest on grids."""
+    schema = network.schema(names if kind is Kind.TERNARY else (), numbers, grid=rest)
+    return Schema(tuple(replace(slot, kind=kind) if slot.name in names else slot for slot in schema.slots), numbers)
+
+
+def _batchnorm(network: Network) -> set[str]:
+    """The parameters of BatchNorm."""
+    return {
+        f"{module_name}.{name}".removeprefix(".")
+        for module_name, module in network.model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name, _ in module.named_parameters(recurse=False)
+    }
