@@ -58,6 +58,8 @@ class ServerMemory:
 
     model: Weights = field(default_factory=dict)
     """Every float of the model as it would be if broadcasts left nothing out."""
+    steps: Weights = field(default_factory=dict)
+    """The exponents of the grids that the clients' model lies on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ class Ways:
 
     up: Compress
     kind: Kind
-    """What `up` makes: `ternary`, `grid` (one step per tensor) or `float32`."""
+    """What `up` makes: `ternary`, or `grid` with one step per tensor."""
     down: Compress
     bits_down: int
     """The server's update is rounded to codes of about so many bits where the clients' model needs finer steps."""
@@ -99,25 +101,27 @@ def with_feedback(name: str, network: Network, training: Training, ways: Ways, s
         return Message({**sent, **floats, **others}, {}), replace(memory, residual=residual)
 
     def opening(weights: Weights) -> Server:
-        sent: dict[str, Value] = {
-            n: on_grid(weights[n], exponents_for(_largest(weights[n]), FIRST_BITS)) for n in names
-        }
+        sent = {n: one_step(weights[n], FIRST_BITS) for n in names}
         sent |= rounded({n: weights[n] for n in rest}, {}, FIRST_BITS)
-        shown = {**weights, **{n: dense(value) for n, value in sent.items()}}
-        return Server(shown, sent, ServerMemory({n: shown[n] if n in names else weights[n] for n in (*names, *rest)}))
+        shown = {**weights, **{n: value.dense() for n, value in sent.items()}}
+        # What the weights lose here need not come later: they are random numbers still.
+        exact = {n: shown[n] if n in names else weights[n] for n in (*names, *rest)}
+        return Server(shown, sent, ServerMemory(exact, {n: sent[n].exponents for n in names}))
 
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
         if not uploads.average:
             return server
+        memory: ServerMemory = server.memory
         average, before = uploads.average, server.weights
-        wanted = added(server.memory.model, average)
-        change = ways.down({n: wanted[n] - before[n] for n in names})
-        sent: dict[str, Value] = {n: _moved(server.sent[n], dense(change[n]), ways.bits_down) for n in names}
-        shown = {**average, **wanted, **{n: dense(value) for n, value in sent.items()}}
+        exact = added(memory.model, average)
+        change = ways.down({n: exact[n] - before[n] for n in names})
+        sent = {n: _moved(before[n], dense(change[n]), memory.steps[n], ways.bits_down) for n in names}
+        shown = {**average, **exact, **{n: value.dense() for n, value in sent.items()}}
         shown = with_statistics(shown, network, statistics, helpers)
-        wanted |= {n: shown[n] for n in rest}
+        exact |= {n: shown[n] for n in rest}
         sent |= rounded({n: shown[n] for n in rest}, before, REST_BITS)
-        return Server({**shown, **{n: dense(sent[n]) for n in rest}}, sent, ServerMemory(wanted))
+        shown |= {n: sent[n].dense() for n in rest}
+        return Server(shown, sent, ServerMemory(exact, {n: sent[n].exponents for n in names}))
 
     return Algorithm(
         name=name,
@@ -146,20 +150,24 @@ def largest(update: Weights, share: float) -> Weights:
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(update.items(), parts, strict=True)}
 
 
+def one_step(tensor: Tensor, bits: int) -> Grid:
+    """The tensor rounded to codes of so many bits, all of one step."""
+    return on_grid(tensor, exponents_for(_largest(tensor), bits))
+
+
 def check_share(key: str, share: float) -> None:
     """Refuse what is no share of an update."""
     if not 0 < share <= 1:
         raise ValueError(f"{key} = {share}: a share above 0, at most 1, is needed")
 
 
-def _moved(before: Value, change: Tensor, bits: int) -> Grid:
+def _moved(before: Tensor, change: Tensor, exponent: Tensor, bits: int) -> Grid:
     """The clients' model after a change, on a grid that is at least as fine: what does not change costs nothing."""
-    assert isinstance(before, Grid)
-    wanted = before.dense() + change
+    if not change.any():
+        return on_grid(before, exponent)
+    wanted = before + change
     needed = torch.maximum(exponents_for(_largest(change), bits), exponents_for(_largest(wanted), FINEST_BITS))
-    # A tensor that does not change asks for no step of its own.
-    finer = torch.minimum(before.exponents, needed) if bool(change.any()) else before.exponents
-    return on_grid(wanted, finer)
+    return on_grid(wanted, torch.minimum(exponent, needed))
 
 
 def _largest(tensor: Tensor) -> Tensor:
@@ -169,7 +177,7 @@ def _largest(tensor: Tensor) -> Tensor:
 def _schema(
     network: Network, names: tuple[str, ...], rest: tuple[str, ...], kind: Kind, numbers: tuple[str, ...]
 ) -> Schema:
-    """The whole model: compressed tensors of one kind, with one step per tensor if that is a grid, the rest on grids."""
+    """The whole model: compressed tensors of one kind, a grid having one step per tensor, and the rest on grids."""
     schema = network.schema(names if kind is Kind.TERNARY else (), numbers, grid=rest)
     return Schema(tuple(replace(slot, kind=kind) if slot.name in names else slot for slot in schema.slots), numbers)
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ternfed.algorithms.algorithm import About, Algorithm, Network, Training, Weights
-from ternfed.algorithms.feedback import Ways, check_share, largest, with_feedback
+from ternfed.algorithms.algorithm import About, Algorithm, Network, Training
+from ternfed.algorithms.feedback import Ways, check_share, largest, one_step, with_feedback
 from ternfed.algorithms.statistics import Statistics
-from ternfed.quantize.grid import exponents_for, on_grid
-from ternfed.wire import Kind, Value
+from ternfed.wire import Kind
 
 ABOUT = About("Top-k", trains_ternary=False)
+
+FLOAT_BITS = 24
+"""Of a float32's significand."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Settings:
     share_down: float = 0.05
     """Of the server's update."""
     value_bits: int | None = 4
-    """Of each number that is kept. "none": float32 up, and 16 bits down."""
+    """Of each number that is kept. "none": 24, as many as float32 has."""
     statistics: Statistics = Statistics.BEST
 
     def __post_init__(self) -> None:
@@ -42,21 +44,11 @@ class Settings:
 
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """Top-k for a network."""
-    bits = settings.value_bits
-
-    def up(update: Weights) -> dict[str, Value]:
-        kept = largest(update, settings.share_up)
-        if bits is None:
-            return {**kept}
-        return {
-            name: on_grid(part, exponents_for(part.abs().max() if part.numel() else part.sum(), bits))
-            for name, part in kept.items()
-        }
-
+    bits = FLOAT_BITS if settings.value_bits is None else settings.value_bits
     ways = Ways(
-        up=up,
-        kind=Kind.FLOAT32 if bits is None else Kind.GRID,
+        up=lambda update: {name: one_step(part, bits) for name, part in largest(update, settings.share_up).items()},
+        kind=Kind.GRID,
         down=lambda update: largest(update, settings.share_down),
-        bits_down=16 if bits is None else bits,
+        bits_down=bits,
     )
     return with_feedback("topk", network, training, ways, settings.statistics)
