@@ -24,7 +24,7 @@ from ternfed.wire import Kind
 
 __all__ = ["ABOUT", "PRESETS", "ClientMemory", "ServerMemory", "Settings", "algorithm", "compress"]
 
-ABOUT = About("STC", trains_ternary=False, sends_trits=True)
+ABOUT = About("STC", trains_ternary=False, sends_trits=True, before={"statistics": "average"})
 
 SCALE_BITS = 4
 """Of μ in a broadcast."""
