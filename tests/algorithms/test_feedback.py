@@ -299,7 +299,7 @@ class TestRuns:
         first = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
         second = [nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2)]
         model = nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64, 10))
-        settings = ["data.dataset=own:digits", "federation.clients=5", "federation.rounds=10", "training.epochs=2"]
+        settings = ["data.dataset=own:digits", "federation.clients=5", "federation.rounds=15", "training.epochs=2"]
         adam = ["training.optimizer=adam", "training.rate=0.01", "training.schedule=cosine"]
         made = open_federation(
             Experiment.from_toml("", [*settings, *adam, f"algorithm.name={name}"]), digits, model=model

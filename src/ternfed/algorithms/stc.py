@@ -34,9 +34,9 @@ SCALE_BITS = 4
 class Settings:
     """STC's settings."""
 
-    sparsity_up: float = 1 / 400
+    sparsity_up: float = 0.1
     """p of a client's update."""
-    sparsity_down: float = 1 / 400
+    sparsity_down: float = 0.1
     """p of the server's update."""
     statistics: Statistics = Statistics.BEST
 

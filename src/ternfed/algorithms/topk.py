@@ -27,9 +27,9 @@ FLOAT_BITS = 24
 class Settings:
     """Top-k's settings."""
 
-    share_up: float = 0.05
+    share_up: float = 0.1
     """Of a client's update."""
-    share_down: float = 0.05
+    share_down: float = 0.1
     """Of the server's update."""
     value_bits: int | None = 4
     """Of each number that is kept. "none": 24, as many as float32 has."""

@@ -62,7 +62,7 @@ def test_clients_that_start_anew_each_round_end_with_the_bits_of_the_simulator(
         assert same_bits(state.server.weights, expected)
 
 
-@pytest.mark.parametrize("name", ["tfedavg", "stc"])
+@pytest.mark.parametrize("name", ["tfedavg", "stc", "topk", "signsgd_ef"])
 def test_clients_that_sit_rounds_out_are_told_by_what_they_still_hold(tmp_path: Path, name: str) -> None:
     federation = open_digits(small(5, 6, f"algorithm.name={name}", "federation.participation=0.4"))
     state, ages = federation.open(), set()
