@@ -3,10 +3,10 @@
 Sattler, Wiedemann, Müller, Samek: Robust and Communication-Efficient Federated Learning from Non-IID Data, IEEE TNNLS
 2019. Of an update, the share p of largest size is kept, as the sign times their mean size μ; the rest stays in a
 residual that is added to the next update, on each client and on the server. A client that missed broadcasts gets the
-sum of their updates (`feedback.py`), as the paper's partial sums do.
+sum of their updates (`feedback.py`), as with the paper's cache of updates.
 
-The paper's networks have no BatchNorm, and its clients send after every local step: over few rounds of many local
-steps p = 1/400 is too little, so the defaults here are larger. `PRESETS["paper"]` has the paper's.
+Over few rounds of many local steps p = 1/400 is too little, above all with Adam, whose steps spread a change over all
+weights: so the defaults here are larger. `PRESETS["paper"]` has the paper's p.
 """
 
 from __future__ import annotations
