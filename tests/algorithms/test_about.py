@@ -14,7 +14,8 @@ def test_every_built_in_algorithm_has_a_label_of_its_own() -> None:
     labels = {name: found.label for name in built_in_algorithms() if (found := about(name)) is not None}
     assert labels == {
         "centralized": "Centralized", "cmfl": "CMFL", "eden": "EDEN", "fedavg": "FedAvg", "fedopt": "FedOpt",
-        "fedpaq": "FedPAQ", "fedprox": "FedProx", "stc": "STC", "tfedavg": "T-FedAvg",
+        "fedpaq": "FedPAQ", "fedprox": "FedProx", "signsgd_ef": "EF-SignSGD", "stc": "STC", "tfedavg": "T-FedAvg",
+        "topk": "Top-k",
     }  # fmt: skip
 
 

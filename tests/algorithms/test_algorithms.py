@@ -1,6 +1,5 @@
 """The halves of each algorithm, by hand: what a client starts from, what it sends, what the server makes of it."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,12 @@ from ternfed.algorithms import (
     fedopt,
     fedpaq,
     fedprox,
+    signsgd_ef,
     stc,
     tfedavg,
     tfedavg_settings,
     tfedavg_uploads,
+    topk,
 )
 from ternfed.algorithms.algorithm import (
     Algorithm,
@@ -407,69 +408,13 @@ class TestCmfl:
         assert_same(memory.received, network.weights())
 
 
-class TestStc:
-    def test_keeps_the_share_of_largest_size_as_their_mean(self) -> None:
-        sent, residual = stc.compress({"a": torch.tensor([3.0, -0.5]), "b": torch.tensor([-1.0, 0.1])}, 0.5)
-        assert sent["a"].codes.tolist() == [1, 0]
-        assert sent["b"].codes.tolist() == [-1, 0]
-        assert sent["a"].positive.item() == sent["b"].negative.item() == 2.0
-        assert residual["a"].tolist() == [1.0, -0.5]
-        assert residual["b"].tolist() == [1.0, pytest.approx(0.1)]
-
-    def test_what_is_left_out_is_sent_later(self, network: Network) -> None:
-        """Error feedback: over the rounds, sent and left-out parts add up to everything the client learned."""
-        algorithm = stc.algorithm(network, TRAINING, stc.Settings(sparsity_up=0.1))
-        received = numbered(algorithm.broadcast(Server(network.weights()), False))
-        total = {name: torch.zeros_like(t) for name, t in network.weights().items()}
-        memory = algorithm.client_memory()
-        for round in range(5):
-            local, memory = algorithm.start(received, memory, CLIENT)
-            trained = replace(local, weights=moved(local.weights, seed=round))
-            message, memory = algorithm.finish(trained, received, memory, CLIENT)
-            for name, part in dense_weights(message).items():
-                total[name] += part
-        learned = {name: torch.zeros_like(t) for name, t in network.weights().items()}
-        for round in range(5):
-            for name, tensor in moved(network.weights(), seed=round).items():
-                learned[name] += tensor - network.weights()[name]
-        for name, tensor in learned.items():
-            torch.testing.assert_close(total[name] + memory.residual[name], tensor, rtol=1e-5, atol=1e-6)
-
-    def test_a_holder_rebuilds_the_servers_model_from_the_update_bit_for_bit(self, network: Network) -> None:
-        algorithm = stc.algorithm(network, TRAINING, stc.Settings(sparsity_down=0.2))
-        server = algorithm.open(network.weights())
-        _, memory = algorithm.start(algorithm.broadcast(server, False), algorithm.client_memory(), CLIENT)
-        for round in range(3):
-            server = algorithm.update(server, uploads(moved(_zeros(network), seed=round)), helpers())
-            local, memory = algorithm.start(algorithm.broadcast(server, True), memory, CLIENT)
-            assert_same(local.weights, server.weights)
-
-    def test_one_that_missed_a_round_gets_the_whole_model(self, network: Network) -> None:
-        algorithm = stc.algorithm(network, TRAINING, stc.Settings())
-        server = algorithm.update(algorithm.open(network.weights()), uploads(moved(_zeros(network))), helpers())
-        message = algorithm.broadcast(server, False)
-        local, _ = algorithm.start(message, algorithm.client_memory(), CLIENT)
-        assert_same(local.weights, server.weights)
-
-    def test_a_round_without_uploads_does_not_apply_the_last_update_twice(self, network: Network) -> None:
-        algorithm = stc.algorithm(network, TRAINING, stc.Settings(sparsity_down=0.2))
-        server = algorithm.update(algorithm.open(network.weights()), uploads(moved(_zeros(network))), helpers())
-        _, memory = algorithm.start(algorithm.broadcast(server, False), algorithm.client_memory(), CLIENT)
-        quiet = algorithm.update(server, uploads({}), helpers())
-        local, _ = algorithm.start(algorithm.broadcast(quiet, True), memory, CLIENT)
-        assert_same(local.weights, server.weights)
-
-    @pytest.mark.parametrize("share", [0.0, 1.5, math.nan])
-    def test_an_impossible_share_is_refused(self, share: float) -> None:
-        with pytest.raises(ValueError, match="sparsity_up"):
-            stc.Settings(sparsity_up=share)
-
-
 def test_every_broadcast_fits_one_of_the_algorithms_schemas_and_is_what_the_server_holds(network: Network) -> None:
     made: list[Algorithm] = [
         fedavg.algorithm(network, TRAINING, fedavg.Settings()),
         tfedavg.algorithm(network, TRAINING, tfedavg.Settings()),
         stc.algorithm(network, TRAINING, stc.Settings()),
+        topk.algorithm(network, TRAINING, topk.Settings()),
+        signsgd_ef.algorithm(network, TRAINING, signsgd_ef.Settings()),
         cmfl.algorithm(network, TRAINING, cmfl.Settings()),
         fedprox.algorithm(network, TRAINING, fedprox.Settings(ternary=True)),
         fedopt.algorithm(network, TRAINING, fedopt.Settings()),
@@ -485,10 +430,6 @@ def test_every_broadcast_fits_one_of_the_algorithms_schemas_and_is_what_the_serv
             data = send(algorithm, server, 2, held, last if held else None)
             arrived = receive(algorithm, data, last if held else None).message
             assert same(arrived, numbered(algorithm.broadcast(server, held), 2)), algorithm.name
-
-
-def _zeros(network: Network) -> Weights:
-    return {name: torch.zeros_like(tensor) for name, tensor in network.weights().items()}
 
 
 def assert_same(first: Weights, second: Weights) -> None:

@@ -172,8 +172,9 @@ def test_every_built_in_algorithm_and_preset_comes_back_from_toml(name: str) -> 
 
 
 def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
-    names = ("centralized", "cmfl", "eden", "fedavg", "fedopt", "fedpaq", "fedprox", "stc", "tfedavg")
-    assert built_in_algorithms() == names
+    assert built_in_algorithms() == (
+        "centralized", "cmfl", "eden", "fedavg", "fedopt", "fedpaq", "fedprox", "signsgd_ef", "stc", "tfedavg", "topk",
+    )  # fmt: skip
 
 
 # What is refused
@@ -214,7 +215,7 @@ def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
         ("training", "batch", 0, "at least 1"),
         ("training", "schedule", "linear", '"constant", "exponential" or "cosine"'),
         ("training", "precision", "float16", '"float32" or "bfloat16"'),
-        ("algorithm", "name", "fedsgd", '"stc" or "tfedavg" or module:function'),
+        ("algorithm", "name", "fedsgd", '"tfedavg" or "topk" or module:function'),
         ("algorithm", "name", 3, "text"),
         ("algorithm", "preset", "papre", '"paper"'),
     ],

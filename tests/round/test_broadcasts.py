@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ternfed.algorithms import fedavg, stc, tfedavg
-from ternfed.algorithms.algorithm import Algorithm, Network, Server, Training
+from ternfed.algorithms import fedavg, tfedavg
+from ternfed.algorithms.algorithm import DOWN, Algorithm, Network, Server, Training
+from ternfed.quantize.ternary import Rule, requantize
 from ternfed.round.exchange import Broadcasts, receive
-from ternfed.wire import MissingReference, WrongReference, decode, same
+from ternfed.wire import Message, MissingReference, WrongReference, decode, same
 from ternfed.wire.message import locate
 
 ROUNDS = 6
@@ -136,16 +137,19 @@ def test_in_the_first_round_nobody_holds_anything() -> None:
 
 
 def test_an_algorithm_may_send_something_else_to_those_who_hold_the_last() -> None:
-    """STC: an update for those who hold the model, the model for the others."""
-    algorithm = stc.algorithm(network(), Training(epochs=1), stc.Settings())
-    server = algorithm.open(network().weights())
-    sent, _ = stc.compress(network().weights(), 0.1)
-    third = Broadcasts(algorithm, replace(server, sent=sent), 3, {}, {0: 2, 1: 1})
+    """Here trits for those who hold the last one, floats for the others."""
+    floats = Message({**network().weights()}, {})
+    trits = Message({name: requantize(tensor, Rule.MEAN, 0.7) for name, tensor in network().weights().items()}, {})
+    algorithm = replace(
+        fedavg.algorithm(network(), Training(epochs=1), fedavg.Settings()),
+        down=(network().schema(network().parameters, DOWN), network().schema((), DOWN)),
+        broadcast=lambda server, held: trits if held else floats,
+    )
+    third = Broadcasts(algorithm, algorithm.open(network().weights()), 3, {}, {0: 2, 1: 1})
     assert len(third.for_client(0).data) < 0.1 * len(third.for_client(1).data)
     assert third.for_client(1) is third.for_client(2)
 
 
-@pytest.mark.parametrize("module", [fedavg, stc])
-def test_a_broadcast_that_lends_nothing_is_not_kept(module) -> None:  # type: ignore[no-untyped-def]
-    algorithm = module.algorithm(network(), Training(epochs=1), module.Settings())
+def test_a_broadcast_that_lends_nothing_is_not_kept() -> None:
+    algorithm = fedavg.algorithm(network(), Training(epochs=1), fedavg.Settings())
     assert Broadcasts(algorithm, algorithm.open(network().weights()), 1).packed() is None

@@ -146,7 +146,8 @@ def layer_entropies(message: Message, broadcast: Broadcast) -> dict[str, float]:
     All layers are coded as one stream; this says what each of them contributes to its length.
     """
     given = broadcast.lent or {}
-    layers = {name: trits_of(value) for name, value in message.tensors.items() if name in given}
+    trits = {name for name, tensor in given.items() if tensor.dtype == torch.int8}
+    layers = {name: trits_of(value) for name, value in message.tensors.items() if name in trits}
     return {name: _entropy(codes, given[name]) for name, codes in layers.items() if codes is not None}
 
 

@@ -68,7 +68,7 @@ def _check(slot: Slot, value: Ternary) -> None:
 
 def _hold(slots: Slots, tensors: Mapping[str, Tensor], keep: bool) -> HeldTrits | None:
     """The int8 codes that the reference has for every ternary slot; one that has none of them is no reference here."""
-    if not any(slot.name in tensors for slot in slots):
+    if not any(slot.name in tensors and not tensors[slot.name].is_floating_point() for slot in slots):
         return None
     parts = []
     for slot in slots:
