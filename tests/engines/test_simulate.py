@@ -209,7 +209,12 @@ class TestJudging:
 
     def test_one_broadcast_in_full_precision_goes_out_when_the_rates_have_decayed(self, digits: DataSet) -> None:
         """A cosine is at a quarter after two thirds of the rounds."""
-        options = ("algorithm.judging=off", "federation.rounds=10", "training.schedule=cosine")
+        options = (
+            "algorithm.judging=off",
+            "federation.rounds=10",
+            "training.schedule=cosine",
+            "algorithm.full_at_decay=0.25",
+        )
         _, records = rounds(federation(digits, *TRITS_UP, *options))
         assert [record.strategy for record in records] == ["I"] * 6 + ["II"] + ["I"] * 3
 

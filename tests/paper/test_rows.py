@@ -37,16 +37,13 @@ CENTRALIZED = {
 }
 MNIST_CELLS = tuple(cell for cell in PAPER if cell.startswith("mnist"))
 CONTROLS = {f"{cell}-{end}" for cell in MNIST_CELLS for end in ("fedavg-tuned", "tfedavg-frozen")}
-CONTROLS |= {f"mnist-relu-{split}-tfedavg-paper-frozen" for split in ("iid", "nc2", "nc5")}
-PUBLISHED = {f"mnist-relu-{split}-tfedavg-paper" for split in ("iid", "nc2", "nc5")}
 CONTROLS |= {f"{cell}-tfedavg-frozen" for cell in PAPER if cell.startswith("cifar10")}
 CONTROLS |= {f"mnist-relu-{split}-tfedavg-tuned-frozen" for split in ("iid", "nc2", "nc5")}
 TUNED = {f"mnist-relu-{c}-tfedavg-tuned{end}" for c in ("iid", "nc2", "nc5") for end in ("", "-first", "-all")}
-ENDS = ("tuned", "frozen", "paper", "first", "all")
+ENDS = ("tuned", "frozen", "first", "all")
 """What a name ends in beside its algorithm."""
 NAMES = {
     *CONTROLS,
-    *PUBLISHED,
     *TUNED,
     *(f"{cell}-{algorithm}" for cell in PAPER for algorithm in FEDERATED),
     *(f"{model}-centralized" for model in CENTRALIZED),
@@ -85,7 +82,7 @@ class TestTheFiles:
     def test_only_rows_of_the_papers_tables_have_a_number_of_the_paper(self) -> None:
         named = {name for name, row in ROWS.items() if row.paper is not None}
         printed = {f"{cell}-{a}" for cell, values in PAPER.items() for a in FEDERATED if values[0] != (None, None)}
-        assert named == printed | PUBLISHED | TUNED | {f"{model}-centralized" for model in CENTRALIZED}
+        assert named == printed | TUNED | {f"{model}-centralized" for model in CENTRALIZED}
         assert {name for name, row in ROWS.items() if row.paper_seconds} == {
             "elapsed-mlp", "elapsed-cnn", "elapsed-resnet18",
         }  # fmt: skip

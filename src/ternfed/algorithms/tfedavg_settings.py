@@ -99,7 +99,7 @@ class Settings:
     """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
     ternary_start: bool = True
     """The first broadcast, the model before training, is quantized too."""
-    full_at_decay: float | None = 0.25
+    full_at_decay: float | None = None
     """When the rates have decayed to this share, one broadcast goes out in full precision, where clients send trits:
     they see which trits their votes agree on and which are in doubt, and settle those. "none": never."""
     full_at: tuple[float, ...] = ()
@@ -151,10 +151,9 @@ PRESETS: Mapping[str, Settings] = {
         server_factor=0.05,
         error_feedback=0.0,
         ternary_start=False,
-        full_at_decay=None,
         statistics=Statistics.AVERAGE,
     ),
-    "frozen": Settings(upload=Upload.TRITS, latent_adam=0.0, plain_epochs=0, full_at_decay=None),
+    "frozen": Settings(upload=Upload.TRITS, latent_adam=0.0, plain_epochs=0),
 }
 """`paper`: as published. `frozen`: the control whose trits never change, so that only scales and the other layers
 learn."""

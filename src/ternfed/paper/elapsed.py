@@ -21,6 +21,7 @@ from torch import Tensor
 from ternfed.data.values import DataSet
 from ternfed.engines.simulate import play_round
 from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.named import with_later
 from ternfed.experiment.settings import Table
 from ternfed.files import json_page, read_json, write_atomically
 from ternfed.paper.numbers import ALGORITHMS
@@ -84,7 +85,9 @@ def one_thread() -> Iterator[None]:
 def read(folder: Path) -> Table | None:
     """An earlier measurement; None where there is none."""
     found = read_json(folder / FILE)
-    return found if isinstance(found, dict) and {"seconds", "settings"} <= set(found) else None
+    if not (isinstance(found, dict) and {"seconds", "settings"} <= set(found)):
+        return None
+    return {**found, "settings": with_later(found["settings"])}
 
 
 def read_elapsed(file: Path, row: Row | None) -> Elapsed:
