@@ -1,0 +1,92 @@
+"""The chapter on accuracy against bytes: for each comparison a figure, what it says in words, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ternfed.paper.frontier import NEAR, Contest, Point, contests, left_out, matches, protocol_of
+from ternfed.paper.groups import Group
+from ternfed.paper.rows import SHOWN
+from ternfed.report.chapter import Chapter, Part
+from ternfed.report.frontier_figure import picture
+from ternfed.report.frontier_tables import READING, megabytes, sheets_of
+from ternfed.report.labels import comparison_of, point_labels, rounds_label
+
+
+def frontier(groups: Sequence[Group]) -> Chapter | None:
+    """One part for each comparison that has two points at least."""
+    found = contests(groups)
+    if not found:
+        return None
+    titles = [comparison_of(contest.points[0].group).text() for contest in found]
+    parts = []
+    for contest, title in zip(found, titles, strict=True):
+        if titles.count(title) > 1:
+            title = f"{title}, {rounds_label(contest.points[0].group)} rounds"
+        labels = point_labels([point.group for point in contest.points])
+        parts.append(
+            Part(
+                title,
+                (_protocol(contest), *sentences(contest, labels)),
+                picture(contest, labels, title),
+                tuple(sheets_of(contest, labels, title)),
+            )
+        )
+    stale = left_out(groups)
+    notes = ("Left out, because their runs have other settings than their rows now: " + ", ".join(stale) + ".",)
+    kinds = {sheet.name.rpartition("-")[2] for part in parts for sheet in part.sheets}
+    reading = tuple(text for kind, text in READING.items() if kind in kinds)
+    return Chapter("frontier", SHOWN["frontier"], tuple(parts), reading, notes if stale else ())
+
+
+def sentences(contest: Contest, labels: Sequence[str]) -> Iterator[str]:
+    """Who is on the front, and what T-FedAvg needs beside the best rival at equal accuracy."""
+    names = {id(point): label for point, label in zip(contest.points, labels, strict=True)}
+
+    def told(point: Point) -> str:
+        measure = point.group.measure
+        score = f"{point.score.mean:.2f}%" if measure.percent else f"{measure.name} {point.score.mean:.4g}"
+        return f"{names[id(point)]} ({score}, {megabytes(point.total)} MB)"
+
+    yield f"On the front, from the fewest bytes to the most: {'; '.join(map(told, contest.front))}."
+    pairs = matches(contest)
+    if not pairs:
+        return
+    rivals = [point for point in contest.points if point not in [pair.own for pair in pairs]]
+    if not rivals:
+        return
+    said = []
+    for pair in pairs:
+        if pair.rival is None or pair.times is None:
+            said.append(f"{told(pair.own)} has no rival as accurate")
+        else:
+            said.append(f"{told(pair.own)} needs {_times(pair.times)} {told(pair.rival)}")
+    yield (
+        f"Beside the cheapest rival that is as accurate or more (at most {NEAR:g} points less count as equal): "
+        f"{'; '.join(said)}."
+    )
+    best = max(rivals, key=lambda point: point.goodness)
+    if all(pair.own.goodness < best.goodness - NEAR for pair in pairs):
+        closest = max((pair.own for pair in pairs), key=lambda point: point.goodness)
+        yield (
+            f"No point of T-FedAvg is within {NEAR:g} points of the most accurate rival, {told(best)}; the nearest is "
+            f"{best.goodness - closest.goodness:.2f} below."
+        )
+
+
+def _protocol(contest: Contest) -> str:
+    group = contest.points[0].group
+    comparison, (rounds, epochs) = comparison_of(group), group.planned
+    whose = protocol_of(group)
+    protocol = "" if whose is None else f"Protocol: {whose}. "
+    clients, _, share = comparison.clients.partition(", ")
+    return (
+        f"{protocol}{comparison.data}, {comparison.model}, {comparison.split}; {clients} clients, {share}; {rounds} "
+        f"rounds of {epochs} local epochs."
+    )
+
+
+def _times(times: float) -> str:
+    if 0.995 <= times < 1.005:
+        return "as many bytes as"
+    return f"{times:.3g} times fewer bytes than" if times > 1 else f"{1 / times:.3g} times the bytes of"
