@@ -79,7 +79,10 @@ def sheets_of(contest: Contest, labels: Sequence[str], title: str) -> Iterator[S
 
 def megabytes(size: float) -> str:
     """Three digits at least: `1,024`, `34.1`, `2.05`, `0.0123`."""
-    value = size / 1e6
+    return _amount(size / 1e6)
+
+
+def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:#.3g}"
 
 
@@ -93,7 +96,7 @@ def _points(contest: Contest, labels: Sequence[str], name: str) -> Sheet:
     rows = []
     for point, label in zip(contest.points, labels, strict=True):
         group = point.group
-        each = [f"{size / group.exchanges() / 1e3:,.3g}" for size in (point.up, point.down)]
+        each = [_amount(size / group.exchanges() / 1e3) for size in (point.up, point.down)]
         rows.append(
             (
                 label,
