@@ -187,8 +187,8 @@ class TestWhoIsCompared:
         run(results / "begun", rows["begun"], (0.99,), 1)
         assert set(named(the_contest(results, rows))) == {"plain", "tuned", "half", "own", "inner"}
 
-    def test_one_point_alone_is_no_comparison(self, results: Path, rows: dict[str, Row]) -> None:
-        assert contests(collect([results / "own"], rows).groups) == []
+    def test_one_algorithm_alone_is_no_comparison(self, results: Path, rows: dict[str, Row]) -> None:
+        assert contests(collect([results / "plain", results / "half"], rows).groups) == []
 
     def test_whose_protocol_it_is_follows_from_the_settings(self, results: Path, rows: dict[str, Row]) -> None:
         group = named(the_contest(results, rows))["own"].group
@@ -224,6 +224,21 @@ class TestChapter:
         )  # fmt: skip
         assert {line[0]: line[1:] for line in sheets["budget"].rows}["FedAvg, tuned"] == (NONE, "80.00", "96.00")
 
+    def test_comparisons_on_the_same_data_have_titles_and_figures_of_their_own(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        for name in ("tuned", "own"):
+            settings = {**rows[name].settings, "federation": {"rounds": 2, "clients": 50}}
+            rows[f"{name}-50"] = row(f"{name}-50", settings)
+            run(results / f"{name}-50", rows[f"{name}-50"], (0.5, 0.6), MB)
+        with drawing():
+            chapter = frontier(collect([results], rows).groups)
+        assert chapter is not None
+        assert {part.title for part in chapter.parts} == {
+            "MNIST, MLP, IID, 100, λ = 0.1, 3 × 1", "MNIST, MLP, IID, 50, λ = 0.1, 2 × 1",
+        }  # fmt: skip
+        assert len({drawn.name for drawn in chapter.pictures}) == 2
+
     def test_rates_that_were_tried(self, sheets: dict[str, Sheet]) -> None:
         assert sheets["search"].rows == (("FedAvg", "3 × 1", "constant", "0.1: 55.00", "0.1"),)
 
@@ -256,6 +271,12 @@ class TestChapter:
         html = written.page.read_text()
         assert 'id="at-frontier"' in html
         assert "T-FedAvg, all layers (90.00%, 0.900 MB)" in html
+
+    def test_what_was_left_out_is_named_even_where_nothing_is_left(self, results: Path, rows: dict[str, Row]) -> None:
+        changed = {**rows, "own": row("own", {**TFEDAVG, "algorithm": {"name": "tfedavg", "factor": 0.5}})}
+        chapter = frontier(collect([results / "own"], changed).groups)
+        assert chapter is not None
+        assert (chapter.parts, chapter.notes[0].split(": ")[1]) == ((), "own.")
 
     def test_without_points_the_page_says_so(self, results: Path, tmp_path: Path) -> None:
         page = tmp_path / "frontier.md"

@@ -110,7 +110,7 @@ class Match:
 
 
 def contests(groups: Sequence[Group]) -> list[Contest]:
-    """Every comparison of two points at least, in the order of the groups."""
+    """Every comparison of two algorithms at least, in the order of the groups."""
     cells: dict[str, list[Point]] = {}
     for group in _shown(groups):
         if _is_its_row(group) and (point := point_of(group)) is not None:
@@ -118,7 +118,7 @@ def contests(groups: Sequence[Group]) -> list[Contest]:
     searched = belonging(groups, "tuning")
     found = []
     for points in cells.values():
-        if len(points) > 1:
+        if len({point.group.algorithm for point in points}) > 1:
             own = tuple(group for group in searched if place_of(group) == place_of(points[0].group))
             found.append(Contest(tuple(sorted(points, key=lambda point: point.total)), own))
     return found

@@ -11,18 +11,16 @@ from ternfed.report.chapter import Chapter, Part
 from ternfed.report.frontier_figure import picture
 from ternfed.report.frontier_tables import READING, megabytes, sheets_of
 from ternfed.report.labels import comparison_of, point_labels, rounds_label
+from ternfed.report.style import slug
 
 
 def frontier(groups: Sequence[Group]) -> Chapter | None:
-    """One part for each comparison that has two points at least."""
-    found = contests(groups)
-    if not found:
+    """One part for each comparison of two algorithms at least, and which runs were left out; None without any."""
+    found, stale = contests(groups), left_out(groups)
+    if not found and not stale:
         return None
-    titles = [comparison_of(contest.points[0].group).text() for contest in found]
     parts = []
-    for contest, title in zip(found, titles, strict=True):
-        if titles.count(title) > 1:
-            title = f"{title}, {rounds_label(contest.points[0].group)} rounds"
+    for contest, title in zip(found, _titles([contest.points[0].group for contest in found]), strict=True):
         labels = point_labels([point.group for point in contest.points])
         parts.append(
             Part(
@@ -32,11 +30,22 @@ def frontier(groups: Sequence[Group]) -> Chapter | None:
                 tuple(sheets_of(contest, labels, title)),
             )
         )
-    stale = left_out(groups)
     notes = ("Left out, because their runs have other settings than their rows now: " + ", ".join(stale) + ".",)
     kinds = {sheet.name.rpartition("-")[2] for part in parts for sheet in part.sheets}
     reading = tuple(text for kind, text in READING.items() if kind in kinds)
     return Chapter("frontier", SHOWN["frontier"], tuple(parts), reading, notes if stale else ())
+
+
+def _titles(groups: Sequence[Group]) -> list[str]:
+    """Data, network and partition of each comparison; clients and rounds where those are the same, or a number."""
+    short = [comparison_of(group).text() for group in groups]
+    titles = [
+        f"{text}, {comparison_of(group).clients}, {rounds_label(group)}" if short.count(text) > 1 else text
+        for text, group in zip(short, groups, strict=True)
+    ]
+    names = [slug(title) for title in titles]  # of figures and tables: no two may have the same
+    earlier = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{title} ({number + 1})" if number else title for title, number in zip(titles, earlier, strict=True)]
 
 
 def sentences(contest: Contest, labels: Sequence[str]) -> Iterator[str]:
