@@ -54,7 +54,8 @@ FIGURES := convergence-cifar10-resnet18-iid convergence-cifar10-cnn-iid converge
 results: $(READY) ## the tables and figures of the README and of docs/, from the run folders
 	$(BIN)/ternfed report results --out report --into README.md --into docs/results.md --into docs/recipe.md \
 	  --into docs/frontier.md
-	cp $(FIGURES:%=report/figures/%.png) report/figures/frontier-*.png docs/images/
+	cp $(FIGURES:%=report/figures/%.png) docs/images/
+	find report/figures -name 'frontier-*.png' -exec cp {} docs/images/ \;
 
 pictures: $(READY) ## the drawings of docs/
 	$(BIN)/python docs/draw_architecture.py

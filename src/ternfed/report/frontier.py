@@ -10,7 +10,7 @@ from ternfed.paper.rows import SHOWN
 from ternfed.report.chapter import Chapter, Part
 from ternfed.report.frontier_figure import picture
 from ternfed.report.frontier_tables import READING, megabytes, sheets_of
-from ternfed.report.labels import comparison_of, point_labels, rounds_label
+from ternfed.report.labels import clients_label, comparison_of, point_labels, rounds_label
 from ternfed.report.style import slug
 
 
@@ -85,14 +85,10 @@ def sentences(contest: Contest, labels: Sequence[str]) -> Iterator[str]:
 
 def _protocol(contest: Contest) -> str:
     group = contest.points[0].group
-    comparison, (rounds, epochs) = comparison_of(group), group.planned
-    whose = protocol_of(group)
-    protocol = "" if whose is None else f"Protocol: {whose}. "
-    clients, _, share = comparison.clients.partition(", ")
-    return (
-        f"{protocol}{comparison.data}, {comparison.model}, {comparison.split}; {clients} clients, {share}; {rounds} "
-        f"rounds of {epochs} local epochs."
-    )
+    whose, (rounds, epochs) = protocol_of(group), group.planned
+    clients, _, share = clients_label(group).partition(", ")
+    own = "One's own protocol" if whose is None else f"Protocol: {whose}"
+    return f"{own}. {clients} clients, {share}; {rounds} rounds of {epochs} local epochs."
 
 
 def _times(times: float) -> str:
