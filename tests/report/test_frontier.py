@@ -11,9 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from run_folders import known_run, real_run
-from ternfed.edge.files import export
-from ternfed.edge.trained import open_trained
-from ternfed.experiment.experiment import Experiment
 from ternfed.paper.frontier import (
     Contest,
     bytes_to_reach,
@@ -26,7 +23,6 @@ from ternfed.paper.frontier import (
     score_within,
 )
 from ternfed.paper.groups import Group, collect
-from ternfed.paper.model_size import model_size
 from ternfed.paper.rows import Reproduce, Row
 from ternfed.report.frontier import frontier
 from ternfed.report.frontier_tables import exchange_seconds, megabytes
@@ -297,20 +293,15 @@ def test_a_rival_that_is_cheaper_is_said_to_be(results: Path, rows: dict[str, Ro
     assert "No point of T-FedAvg is within 0.3 points of the most accurate rival, STC" in text
 
 
-def test_a_models_size_is_about_that_of_its_export(tmp_path: Path) -> None:
-    folder = real_run(tmp_path / "run", "model.hidden=[200, 200]", "model.ternary=all")
-    (group,) = collect([folder]).groups
-    size = model_size(group)
-    assert size is not None
-    exported = export(open_trained(folder, which="last"), tmp_path / "model.tern")
-    settings = len(Experiment.from_table({**group.settings, "name": "x", "seed": 0}).to_toml())
-    assert size.float32 == exported.float32_bytes
-    assert size.own == pytest.approx(exported.bytes, abs=settings + 0.1 * size.own)
-
-
-def test_a_model_of_floats_has_four_bytes_for_every_number(tmp_path: Path) -> None:
-    (group,) = collect([real_run(tmp_path / "run", "algorithm.name=fedavg", "model.hidden=[20]")]).groups
-    assert model_size(group) == (4 * (64 * 20 + 20 * 10),) * 2  # it has no biases
+def test_a_rival_that_was_lost_is_in_the_table_and_nowhere_else(results: Path, rows: dict[str, Row]) -> None:
+    rows["lost"] = row("lost", {"algorithm": {"name": "stc"}})
+    run(results / "lost", rows["lost"], (0.8, float("nan"), float("nan")), 1)
+    with drawing():
+        chapter = frontier(collect([results], rows).groups)
+    assert chapter is not None
+    (part,) = chapter.parts
+    assert part.sheets[0].rows[0][:2] == ("STC", "not finite")
+    assert "STC" not in " ".join(part.texts) + part.picture.svg
 
 
 def test_seconds_of_messages_are_those_of_their_phases(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def contests(groups: Sequence[Group]) -> list[Contest]:
     searched = belonging(groups, "tuning")
     found = []
     for points in cells.values():
-        if len({point.group.algorithm for point in points}) > 1:
+        if len({point.group.algorithm for point in points if math.isfinite(point.goodness)}) > 1:
             own = tuple(group for group in searched if place_of(group) == place_of(points[0].group))
             found.append(Contest(tuple(sorted(points, key=lambda point: point.total)), own))
     return found
@@ -159,9 +159,10 @@ def score_within(point: Point, budget: float) -> float | None:
 
 
 def matches(contest: Contest, algorithm: str = "tfedavg") -> list[Match]:
-    """Each point of an algorithm beside the cheapest rival that is at most `NEAR` less accurate."""
-    own = [point for point in contest.points if point.group.algorithm == algorithm]
-    others = [point for point in contest.points if point.group.algorithm != algorithm]
+    """Each point of an algorithm beside the cheapest rival that is at most `NEAR` less accurate; accuracies only."""
+    told = [point for point in contest.points if point.group.measure.percent and math.isfinite(point.goodness)]
+    own = [point for point in told if point.group.algorithm == algorithm]
+    others = [point for point in told if point.group.algorithm != algorithm]
 
     def rival(point: Point) -> Point | None:
         return next((other for other in others if other.goodness >= point.goodness - NEAR), None)
