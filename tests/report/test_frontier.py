@@ -244,7 +244,7 @@ class TestChapter:
     def test_nothing_is_said_of_what_was_not_recorded(self, results: Path, rows: dict[str, Row]) -> None:
         headings = [name for sheet in _sheets(results, rows) for name in sheet.headings]
         assert "messages (s per round)" not in headings  # these runs have no seconds
-        assert "model on disk (kB)" in headings
+        assert "model, at most (kB)" in headings
 
     def test_the_page_is_written_from_run_folders(self, results: Path, rows: dict[str, Row], tmp_path: Path) -> None:
         page = tmp_path / "frontier.md"

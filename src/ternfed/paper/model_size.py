@@ -13,7 +13,7 @@ from ternfed.wire.tern import tern_bytes
 
 
 class ModelSize(NamedTuple):
-    """Bytes of the model after the last round."""
+    """Bytes of the model after the last round, at most: numbers that lie on a grid compress."""
 
     own: int
     """Ternary layers as a `.tern` file codes them, 4 bytes for every other number."""

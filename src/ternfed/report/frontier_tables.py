@@ -41,9 +41,10 @@ READING = {
     "beside": (
         "Seconds and the model",
         "Messages: seconds per round, all clients in one process, to make, encode, decode and check all downloads and "
-        "uploads (phases broadcast, prepare, upload); compare them on one machine only. Model on disk: ternary layers "
-        "as a .tern file codes trits of the last round's share of zeros, without the settings that an export notes "
-        "beside them, and 4 bytes for every other number; a float model has 4 bytes for every number.",
+        "uploads (phases broadcast, prepare, upload); compare them on one machine only. Model: the last one as a file, "
+        "ternary layers as .tern codes trits of the last round's share of zeros, 4 bytes for every other number, "
+        "without the settings that an export notes beside them. A file may be smaller, because numbers that travelled "
+        "on a grid compress.",
     ),
     "search": (
         "Rates that were tried",
@@ -141,7 +142,7 @@ def _beside(contest: Contest, labels: Sequence[str], name: str) -> Sheet | None:
     if all(cell == NONE for row in rows for cell in row[1:]):
         return None
     headings = (
-        "algorithm", "machine", "messages (s per round)", "of the round (%)", "model on disk (kB)", "of float32",
+        "algorithm", "machine", "messages (s per round)", "of the round (%)", "model, at most (kB)", "of float32",
     )  # fmt: skip
     return Sheet(name, READING["beside"][0], headings, tuple(rows), texts=2).without_empty()
 
