@@ -52,8 +52,10 @@ FIGURES := convergence-cifar10-resnet18-iid convergence-cifar10-cnn-iid converge
   convergence-mnist-mlp-nc5 participation-mnist-mlp-t-fedavg balance-mnist-mlp distribution-mnist layers-cifar10-resnet18-iid
 
 results: $(READY) ## the tables and figures of the README and of docs/, from the run folders
-	$(BIN)/ternfed report results --out report --into README.md --into docs/results.md --into docs/recipe.md
+	$(BIN)/ternfed report results --out report --into README.md --into docs/results.md --into docs/recipe.md \
+	  --into docs/frontier.md
 	cp $(FIGURES:%=report/figures/%.png) docs/images/
+	find report/figures -name 'frontier-*.png' -exec cp {} docs/images/ \;
 
 pictures: $(READY) ## the drawings of docs/
 	$(BIN)/python docs/draw_architecture.py

@@ -31,13 +31,13 @@ def real_run(path: Path, *settings: str, finish: bool = True) -> Path:
     return path
 
 
-def known_run(path: Path, settings: Sequence[str], rounds: Sequence[Mapping[str, Any]]) -> Path:
-    """A folder whose rounds have these values; `settings` may ask for more rounds than there are."""
+def known_run(path: Path, settings: Sequence[str] | Experiment, rounds: Sequence[Mapping[str, Any]]) -> Path:
+    """A folder whose rounds have these values; the experiment may ask for more rounds than there are."""
     usual: dict[str, Any] = {
         "score": 0.5, "loss": 1.0, "train_loss": None, "validation": None, "bytes_up": 1000, "bytes_down": 2000,
         "bytes_up_fp32": 10_000, "bytes_down_fp32": 10_000, "bits_per_weight_up": None, "clients": 5,
     }  # fmt: skip
-    experiment = Experiment.from_toml("", settings)
+    experiment = settings if isinstance(settings, Experiment) else Experiment.from_toml("", settings)
     with RunFolder.create(path, experiment) as folder:
         for number, values in enumerate(rounds, start=1):
             folder.append(Round(round=number, **{**usual, **values}))

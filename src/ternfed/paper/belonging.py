@@ -24,9 +24,11 @@ def belonging(groups: Sequence[Group], name: str) -> list[Group]:
 
 
 def apart(groups: Sequence[Group]) -> set[int]:
-    """`id` of each group that is nothing but a point of a sweep, of the search or of the ablation."""
-    sweeps = [group for name in ("participation", "balance", *CHOOSING) for group in belonging(groups, name)]
-    return {id(group) for group in sweeps if not (group.shows(*MAIN) or (group.row is None and _usual(group)))}
+    """`id` of each group that is nothing but a point of a sweep, of the search, of the ablation or of the frontier."""
+    sweeps = [
+        group for name in ("participation", "balance", "frontier", *CHOOSING) for group in belonging(groups, name)
+    ]
+    return {id(group) for group in sweeps if not (group.shows(*MAIN) or (group.row is None and usual(group)))}
 
 
 def compared(groups: Sequence[Group]) -> list[Group]:
@@ -42,7 +44,7 @@ def _looks_like(group: Group, name: str, groups: Sequence[Group]) -> bool:
     dataset, partition = group.setting("data", "dataset"), group.setting("data", "partition")
     if dataset not in DATASETS or group.setting("model", "name") not in MODELS:
         return False
-    iid = partition == "iid" and (group.central or _usual(group))
+    iid = partition == "iid" and (group.central or usual(group))
     match name:
         case "centralized":
             return group.central
@@ -51,11 +53,11 @@ def _looks_like(group: Group, name: str, groups: Sequence[Group]) -> bool:
         case "communication":
             return iid and not group.central
         case "non-iid":
-            return partition == "classes" and _usual(group)
+            return partition == "classes" and usual(group)
     return False
 
 
-def _usual(group: Group) -> bool:
+def usual(group: Group) -> bool:
     """Whether as many clients take part as usual with this data, and all hold as much."""
     usual = BY_DATASET.get(group.setting("data", "dataset"), {}).get("federation", {}).get("participation", 1.0)
     return group.setting("federation", "participation") == usual and group.setting("data", "balance") is None

@@ -52,7 +52,12 @@ def _trains_like(group: Group) -> tuple[object, ...]:
 
 
 def cell_of(group: Group) -> str:
-    """What runs must share to be compared: everything but how they train and send.
+    """What runs must share to be compared: everything but how they train and send."""
+    return json.dumps([place_of(group), group.planned])
+
+
+def place_of(group: Group) -> str:
+    """The same without rounds and epochs: data, network and clients.
 
     The share that is held out on the server does not count, and the layers that are ternary mean nothing to FedAvg.
     """
@@ -60,4 +65,4 @@ def cell_of(group: Group) -> str:
     data = {key: value for key, value in settings["data"].items() if key != "hold_out"}
     model = {key: value for key, value in settings["model"].items() if key != "ternary"}
     federation = {key: settings["federation"][key] for key in ("clients", "participation")}
-    return json.dumps([data, model, federation, group.planned], sort_keys=True)
+    return json.dumps([data, model, federation], sort_keys=True)

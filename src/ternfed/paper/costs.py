@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from ternfed.algorithms.algorithm import Network
 from ternfed.data.sets import without_samples
 from ternfed.experiment.named import NETWORKS, make_network, network_options
 from ternfed.experiment.settings import Table
@@ -30,8 +31,8 @@ class Count:
         return 32 * others + (2 * self.ternary if ternary else 0)
 
 
-def count(settings: Table) -> Count | None:
-    """The parameters of a run's network; None for a network or data set of the user's own."""
+def network_of(settings: Table) -> Network | None:
+    """A run's network, shapes alone; None for a network or data set of the user's own."""
     model, data = settings["model"], without_samples(settings["data"]["dataset"])
     if data is None or model["name"] not in NETWORKS:
         return None
@@ -39,10 +40,17 @@ def count(settings: Table) -> Count | None:
     try:
         options = network_options(model["name"], {k: v for k, v in model.items() if k not in ("name", "ternary")})
         with torch.device("meta"):  # shapes only: no memory, no random numbers
-            network = make_network(
+            return make_network(
                 model["name"], ternary if isinstance(ternary, str) else tuple(ternary), options, data, 0
             )
     except (ValueError, TypeError):  # settings of another version, or of nobody's
+        return None
+
+
+def count(settings: Table) -> Count | None:
+    """The parameters of a run's network; None where it is not known."""
+    network = network_of(settings)
+    if network is None:
         return None
     sizes = {name: parameter.numel() for name, parameter in network.model.named_parameters()}
     matrices = [name for name, parameter in network.model.named_parameters() if parameter.dim() > 1]

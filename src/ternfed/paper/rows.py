@@ -32,9 +32,10 @@ SHOWN = {
     "convergence-nc5": "Figure: convergence with five classes per client",
     "participation": "Figure: participation ratio",
     "balance": "Figure: clients of unequal size",
+    "frontier": "Accuracy against bytes",
     "search": "The search for the recipe, judged on validation data",
     "ablation": "The recipe with one choice changed at a time, judged on validation data",
-    "tuning": "The learning rate of FedAvg, judged on validation data",
+    "tuning": "Learning rates, judged on validation data",
 }
 """What the rows belong to: the paper's tables and figures in its order, and what our own recipe was chosen by."""
 

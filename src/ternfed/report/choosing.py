@@ -94,28 +94,29 @@ def search(groups: Sequence[Group]) -> Sheet | None:
 
 def tuning(groups: Sequence[Group]) -> Sheet | None:
     """Learning rates that were tried for FedAvg: one row per comparison and schedule, one column per rate."""
-    found = belonging(groups, "tuning")
+    found = [group for group in belonging(groups, "tuning") if group.algorithm == "fedavg"]
     if not found:
         return None
-    rates = sorted({_rate(group) for group in found})
+    rates = sorted({rate_of(group) for group in found})
     rows = []
     for comparison, tried in by_comparison(found).items():
         for kind in dict.fromkeys(map(_kind, tried)):
-            by_rate = {_rate(group): group for group in tried if _kind(group) == kind}
-            cells = (_tried_text(by_rate[rate]) if rate in by_rate else NONE for rate in rates)
+            by_rate = {rate_of(group): group for group in tried if _kind(group) == kind}
+            cells = (judged_text(by_rate[rate]) if rate in by_rate else NONE for rate in rates)
             seeds = range_text([len(group.runs) for group in by_rate.values()])
             schedule, rounds, epochs = kind
-            rows.append((comparison.text(), f"{rounds} × {epochs}", schedule, seeds, *cells, _best(by_rate)))
+            rows.append((comparison.text(), f"{rounds} × {epochs}", schedule, seeds, *cells, best_rate(by_rate)))
     headings = ("data", "rounds × epochs", "schedule", "seeds", *(f"rate {rate:g}" for rate in rates), "best")
     notes = (
         "Accuracy in percent on validation data, split from the training set and held out on the server: the mean of "
         "the last tenth of the rounds, of three at least; ± is the standard deviation over seeds. 'Ended': no seed "
         "finished, because training diverged on every client of that round or the run was stopped.",
     )
-    return Sheet("tuning", SHOWN["tuning"], headings, tuple(rows), texts=3, notes=notes)
+    title = "The learning rate of FedAvg, judged on validation data"
+    return Sheet("tuning", title, headings, tuple(rows), texts=3, notes=notes)
 
 
-def _best(by_rate: Mapping[float, Group]) -> str:
+def best_rate(by_rate: Mapping[float, Group]) -> str:
     """The rate that judged best, all its seeds finished, and whether better ones may lie beyond those tried."""
     whole = {rate: group for rate, group in by_rate.items() if all(run.finished for run in group.runs)}
     judged = {rate: group.validation(_judged(group)) for rate, group in whole.items()}
@@ -126,7 +127,8 @@ def _best(by_rate: Mapping[float, Group]) -> str:
     return f"{best[1]:g}{beyond.get(best[1], '')}"
 
 
-def _tried_text(group: Group) -> str:
+def judged_text(group: Group) -> str:
+    """The mean validation score of a run's last rounds, or where it ended."""
     done = sum(run.finished for run in group.runs)
     if not done:
         return f"ended in round {max(len(run.rounds) for run in group.runs) + 1}"
@@ -139,7 +141,8 @@ def _judged(group: Group) -> int:
     return max(3, group.length // 10)
 
 
-def _rate(group: Group) -> float:
+def rate_of(group: Group) -> float:
+    """Its learning rate."""
     return float(group.setting("training", "rate"))
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ternfed.experiment.named import about
-from ternfed.experiment.settings import Table, shown
+from ternfed.experiment.named import about, find_algorithm
+from ternfed.experiment.settings import Table, shown, write
+from ternfed.paper.costs import which_ternary
 from ternfed.paper.groups import Group
 
 LONGEST = 32
 """Letters of a name in a table or figure."""
+LAYERS = {"inner": "inner layers", "first": "first layer too", "all": "all layers"}
+"""Which layers are ternary."""
 
 
 def algorithm_label(name: str) -> str:
@@ -120,6 +123,34 @@ def distinguish(groups: Sequence[Group]) -> dict[int, str]:
         if len({labels[place] for place in alike}) < len(alike):
             labels |= {place: f"{name}, {_own(groups[place].name)}" for place in alike}
     return labels
+
+
+def point_labels(groups: Sequence[Group]) -> list[str]:
+    """What each point of one comparison is called: short, and by rates only where nothing else tells it apart."""
+    labels = [setting_label(group, groups) for group in groups]
+    names = distinguish(groups) if len(set(labels)) < len(labels) else {}
+    return [names[place] if labels.count(label) > 1 else label for place, label in enumerate(labels)]
+
+
+def setting_label(group: Group, groups: Sequence[Group]) -> str:
+    """The algorithm, with its ternary layers and those of its settings that differ among groups of the same algorithm.
+
+    A number always stands there, a word only where it is not the default.
+    """
+    alike = [other for other in groups if other.algorithm == group.algorithm]
+    parts = [method_label(group)]
+    if group.flips() is not None and len({which_ternary(other.settings) for other in alike}) > 1:
+        parts.append(LAYERS[which_ternary(group.settings)])
+    defaults = {} if about(group.algorithm) is None else write(find_algorithm(group.algorithm).settings())
+    for key, value in group.settings["algorithm"].items():
+        if key == "preset" or all(other.setting("algorithm", key) == value for other in alike):
+            continue
+        words = key.replace("_", " ")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            parts.append(f"{words} {value:g}")
+        elif value != defaults.get(key):
+            parts.append(_own(value) if isinstance(value, str) else f"{words} {_own(str(value))}")
+    return ", ".join(parts)
 
 
 def by_comparison(groups: Iterable[Group]) -> dict[Comparison, list[Group]]:

@@ -14,6 +14,7 @@ import tomli_w
 
 from ternfed.paper.groups import Collected, Group
 from ternfed.report.accuracy import accuracy_text, anchor
+from ternfed.report.chapter import Chapter
 from ternfed.report.extra import needed
 from ternfed.report.labels import comparison_of, method_label, rounds_label
 from ternfed.report.style import Picture
@@ -28,7 +29,13 @@ VERSIONS = {
 }  # fmt: skip
 
 
-def page(collected: Collected, sheets: Iterable[Sheet], pictures: Iterable[Picture], title: str = "ternfed") -> str:
+def page(
+    collected: Collected,
+    sheets: Iterable[Sheet],
+    pictures: Iterable[Picture],
+    chapters: Iterable[Chapter] = (),
+    title: str = "ternfed",
+) -> str:
     """The whole page. Everything that came out of a folder is escaped, because the templates escape all they get."""
     groups = collected.groups
     runs = [(group, run) for group in groups for run in group.runs]
@@ -57,6 +64,16 @@ def page(collected: Collected, sheets: Iterable[Sheet], pictures: Iterable[Pictu
                 if group.warnings
             ],
             sheets=list(sheets),
+            chapters=[
+                {
+                    "name": chapter.name,
+                    "title": chapter.title,
+                    "reading": chapter.reading,
+                    "notes": chapter.notes,
+                    "parts": [{**vars(part), "figure": _figure(part.picture)} for part in chapter.parts],
+                }
+                for chapter in chapters
+            ],
             sections=[{"id": _place(name), "title": name, "figures": inside} for name, inside in sections.items()],
             groups=[_group(number, group) for number, group in enumerate(groups)],
         )

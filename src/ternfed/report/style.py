@@ -17,8 +17,9 @@ WIDTH = 11.0
 
 COLOURS = {
     "centralized": "#5f6368", "fedavg": "#0072b2", "cmfl": "#009e73", "stc": "#cc79a7", "tfedavg": "#d55e00",
+    "fedpaq": "#2a9fd6", "eden": "#b58900", "signsgd_ef": "#7f3c8d", "topk": "#6b4e16",
 }  # fmt: skip
-"""Okabe and Ito's: told apart by everybody."""
+"""The first are Okabe and Ito's: told apart by everybody. The rivals' are dark enough for names in them."""
 OTHERS = ("#e69f00", "#56b4e9", "#8c6d31", "#7f3c8d")
 """For algorithms of a user's own."""
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))

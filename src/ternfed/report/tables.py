@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
+from typing import Protocol
 
 WIDTH = 120
 """Letters of a line in a Markdown page."""
@@ -44,10 +45,16 @@ class Sheet:
         """The table and its notes; no heading, because the page it goes into has its own."""
         sides = ["---" if place < self.texts else "--:" for place in range(len(self.headings))]
         lines = [_line(self.headings), f"|{'|'.join(sides)}|", *map(_line, self.rows)]
-        return "\n".join([*lines, *(f"\n{_wrapped(_plain(note))}" for note in self.notes)])
+        return "\n".join([*lines, *(f"\n{paragraph(note)}" for note in self.notes)])
 
 
-def into_page(page: str, sheets: Mapping[str, Sheet | None], where: str) -> tuple[str, list[str]]:
+class Block(Protocol):
+    """What a page can have between its marks: a table, or a chapter."""
+
+    def markdown(self) -> str: ...
+
+
+def into_page(page: str, blocks: Mapping[str, Block | None], where: str) -> tuple[str, list[str]]:
     """A Markdown page with its tables new, and the names of those that were asked for and are empty.
 
     A table stands between `<!-- report: NAME -->` and `<!-- /report -->`, each on a line of its own.
@@ -61,11 +68,11 @@ def into_page(page: str, sheets: Mapping[str, Sheet | None], where: str) -> tupl
             name = mark.removeprefix("<!-- report:").removesuffix("-->").strip()
             if open_name is not None:
                 raise ValueError(f"{where}: <!-- report: {open_name} --> has no <!-- /report --> before the next one")
-            if name not in sheets:
-                raise ValueError(f"{where}: <!-- report: {name} --> names no table; there are {', '.join(sheets)}")
-            sheet, open_name = sheets[name], name
-            empty += [name] if sheet is None else []
-            lines += [line, "", "*There are no runs for this table yet.*" if sheet is None else sheet.markdown(), ""]
+            if name not in blocks:
+                raise ValueError(f"{where}: <!-- report: {name} --> names no table; there are {', '.join(blocks)}")
+            block, open_name = blocks[name], name
+            empty += [name] if block is None else []
+            lines += [line, "", "*There are no runs for this table yet.*" if block is None else block.markdown(), ""]
         elif mark == "<!-- /report -->":
             if open_name is None:
                 raise ValueError(f"{where}: <!-- /report --> stands where no table began")
@@ -78,10 +85,10 @@ def into_page(page: str, sheets: Mapping[str, Sheet | None], where: str) -> tupl
     return "\n".join(lines) + "\n", empty
 
 
-def _wrapped(text: str) -> str:
-    """A paragraph in lines of a page's width, none of which looks like a heading, a quotation or a list."""
-    lines = wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(re.sub(r"^(\d*)([-+#=.)])", r"\1\\\2", line) for line in lines)
+def paragraph(text: str) -> str:
+    """Plain text as Markdown, in lines of a page's width, none of which looks like a heading, a quotation or a list."""
+    lines = wrap(_plain(text), WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(re.sub(r"^(\d*)([-+#=]|[.)](?!\d))", r"\1\\\2", line) for line in lines)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -11,7 +11,9 @@ from ternfed.experiment.settings import ExperimentError
 from ternfed.paper.groups import Collected, collect
 from ternfed.paper.rows import Row, find_rows
 from ternfed.report import accuracy, choosing, costs, curves, diagnostics
+from ternfed.report.chapter import Chapter
 from ternfed.report.controls import controls
+from ternfed.report.frontier import frontier
 from ternfed.report.page import page
 from ternfed.report.style import Picture, drawing
 from ternfed.report.tables import Sheet, into_page
@@ -43,16 +45,18 @@ def write_report(
     known = _known_rows() if rows is None else rows
     collected = collect(runs, known)
     sheets = all_sheets(collected)
-    filled, empty = {}, []
-    for path in into:
-        filled[path], missing = into_page(_read_page(path), sheets, str(path))
-        empty += [f"{path}: {name}" for name in missing]
     with drawing():
         pictures = list(all_pictures(collected))
+        chapter = frontier(collected.groups)
+    filled, empty = {}, []
+    for path in into:
+        filled[path], missing = into_page(_read_page(path), {**sheets, "frontier": chapter}, str(path))
+        empty += [f"{path}: {name}" for name in missing]
     shown = [sheet for sheet in sheets.values() if sheet is not None]
-    text = page(collected, shown, pictures)
+    chapters = [] if chapter is None else [chapter]
+    text = page(collected, shown, pictures, chapters)
     try:
-        _write(out, text, shown, pictures)
+        _write(out, text, shown, pictures, chapters)
         for path, new in filled.items():
             path.write_text(new, encoding="utf-8")
     except OSError as error:
@@ -63,19 +67,25 @@ def write_report(
         groups=len(collected.groups),
         runs=len(every),
         unfinished=sum(not run.finished for run in every),
-        tables=tuple(sheet.name for sheet in shown),
-        figures=tuple(picture.name for picture in pictures),
+        tables=tuple(sheet.name for sheet in (*shown, *(sheet for each in chapters for sheet in each.sheets))),
+        figures=tuple(
+            picture.name for picture in (*pictures, *(drawn for each in chapters for drawn in each.pictures))
+        ),
         empty=tuple(empty),
     )
 
 
-def _write(out: Path, text: str, sheets: Sequence[Sheet], pictures: Sequence[Picture]) -> None:
+def _write(
+    out: Path, text: str, sheets: Sequence[Sheet], pictures: Sequence[Picture], chapters: Sequence[Chapter]
+) -> None:
     figures = out / "figures"
     figures.mkdir(parents=True, exist_ok=True)
-    for picture in pictures:
+    for picture in (*pictures, *(drawn for chapter in chapters for drawn in chapter.pictures)):
         (figures / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
         (figures / f"{picture.name}.png").write_bytes(picture.png)
-    whole = "\n\n".join(f"## {sheet.title}\n\n{sheet.markdown()}" for sheet in sheets)
+    blocks = [(sheet.title, sheet.markdown()) for sheet in sheets]
+    blocks += [(chapter.title, chapter.markdown("figures")) for chapter in chapters]
+    whole = "\n\n".join(f"## {title}\n\n{content}" for title, content in blocks)
     (out / "tables.md").write_text(f"# Tables\n\n{whole}\n", encoding="utf-8")
     (out / "index.html").write_text(text, encoding="utf-8")
 

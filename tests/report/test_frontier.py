@@ -1,0 +1,328 @@
+"""Accuracy against bytes: who is on the front, what an accuracy costs, what a budget buys, and who may be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from run_folders import known_run, real_run
+from ternfed.paper.frontier import (
+    Contest,
+    bytes_to_reach,
+    contests,
+    left_out,
+    matches,
+    on_front,
+    point_of,
+    protocol_of,
+    score_within,
+)
+from ternfed.paper.groups import Group, collect
+from ternfed.paper.rows import Reproduce, Row
+from ternfed.report.frontier import frontier
+from ternfed.report.frontier_tables import exchange_seconds, megabytes
+from ternfed.report.style import drawing
+from ternfed.report.tables import NONE, Sheet
+from ternfed.report.write import write_report
+
+pytest.importorskip("matplotlib")
+
+CELL = {"data": {"dataset": "mnist"}, "federation": {"rounds": 3}, "training": {"epochs": 1}}
+FEDAVG, TFEDAVG = {"algorithm": {"name": "fedavg"}}, {"algorithm": {"name": "tfedavg"}}
+TUNED = {**FEDAVG, "training": {"epochs": 1, "rate": 0.2}}
+MB = 1_000_000
+
+
+def row(name: str, settings: dict[str, Any], *shows: str, **about: Any) -> Row:
+    usual: dict[str, Any] = {"title": name, "seeds": 3, "minutes": 1.0, "machine": "one core"}
+    return Row(name, Reproduce(shows=shows or ("frontier",), **{**usual, **about}), {**CELL, **settings})
+
+
+def run(path: Path, made: Row, scores: Sequence[float], sent: int, *changed: str, **values: Any) -> None:
+    """A row's run with these scores by round, `sent` bytes up and twice as many down in each."""
+    experiment = made.experiment(int(values.pop("seed", 0)), changed)
+    given = {"bytes_up": sent, "bytes_down": 2 * sent, **values}
+    known_run(path, experiment, [{**given, "score": score} for score in scores])
+
+
+@pytest.fixture
+def rows() -> dict[str, Row]:
+    made = [
+        row("plain", FEDAVG, role="published"),
+        row("tuned", TUNED, role="tuned"),
+        row("half", {"algorithm": {"name": "fedavg", "dense": "float16"}}),
+        row("own", {**TFEDAVG, "model": {"ternary": "all"}}),
+        row("inner", {**TFEDAVG, "model": {"ternary": "inner"}}),
+        row("rate-0.1", {**FEDAVG, "training": {"epochs": 1, "rate": 0.1}}, "tuning"),
+    ]
+    return {each.name: each for each in made}
+
+
+@pytest.fixture
+def results(tmp_path: Path, rows: dict[str, Row]) -> Path:
+    """Total megabytes after each round: plain and tuned 30, half 15, inner 3, own 0.3 times its number."""
+    path = tmp_path / "results"
+    path.mkdir()
+    run(path / "plain", rows["plain"], (0.50, 0.60, 0.70), 10 * MB)
+    for seed, last in enumerate((0.955, 0.965)):
+        run(path / f"tuned-{seed}", rows["tuned"], (0.80, 0.92, last), 10 * MB, seed=seed)
+    run(path / "half", rows["half"], (0.80, 0.92, 0.955), 5 * MB)
+    run(path / "own", rows["own"], (0.70, 0.91, 0.90), MB // 10, changed=0.1, zeros=0.4)
+    run(path / "inner", rows["inner"], (0.70, 0.91, 0.958), MB, changed=0.1, zeros=0.4)
+    run(path / "rate", rows["rate-0.1"], (0.4, 0.5, 0.6), 10 * MB, validation=0.55)
+    return path
+
+
+def the_contest(path: Path, rows: dict[str, Row]) -> Contest:
+    (found,) = contests(collect([path], rows).groups)
+    return found
+
+
+def named(contest: Contest) -> dict[str, Any]:
+    return {point.group.name: point for point in contest.points}
+
+
+places = st.tuples(st.integers(1, 8).map(float), st.integers(0, 8).map(float))
+
+
+class TestFront:
+    @given(st.lists(places, max_size=12))
+    def test_none_on_it_is_beaten_and_every_other_is(self, points: list[tuple[float, float]]) -> None:
+        def beaten(point: tuple[float, float]) -> bool:
+            return any(o[0] <= point[0] and o[1] >= point[1] and o != point for o in points)
+
+        assert on_front(points) == [not beaten(point) for point in points]
+
+    @given(st.lists(places, min_size=1, max_size=12))
+    def test_the_best_and_the_cheapest_are_on_it(self, points: list[tuple[float, float]]) -> None:
+        kept = [point for point, keeps in zip(points, on_front(points), strict=True) if keeps]
+        assert max(point[1] for point in points) in [point[1] for point in kept]
+        assert min(point[0] for point in points) in [point[0] for point in kept]
+
+    def test_a_lost_run_is_on_no_front(self) -> None:
+        assert on_front([(1.0, float("-inf")), (2.0, 5.0)]) == [False, True]
+
+    def test_it_goes_from_the_fewest_bytes_to_the_most(self, results: Path, rows: dict[str, Row]) -> None:
+        found = the_contest(results, rows)
+        assert [point.group.name for point in found.front] == ["own", "inner", "tuned"]
+
+
+class TestRules:
+    def test_bytes_are_both_ways_over_the_whole_run(self, results: Path, rows: dict[str, Row]) -> None:
+        own = named(the_contest(results, rows))["own"]
+        assert (own.up, own.down, own.total) == (0.3 * MB, 0.6 * MB, 0.9 * MB)
+
+    def test_a_level_is_reached_in_the_first_round_whose_mean_over_seeds_has_it(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        points = named(the_contest(results, rows))
+        assert bytes_to_reach(points["own"], 90.0) == pytest.approx(0.6 * MB)  # it falls below later
+        assert bytes_to_reach(points["tuned"], 96.0) == pytest.approx(90 * MB)  # 95.5 and 96.5
+        assert bytes_to_reach(points["tuned"], 96.01) is None
+
+    def test_a_budget_buys_the_last_round_within_it(self, results: Path, rows: dict[str, Row]) -> None:
+        points = named(the_contest(results, rows))
+        assert score_within(points["tuned"], 29.9 * MB) is None
+        assert score_within(points["tuned"], 60.0 * MB) == pytest.approx(92.0)
+        assert score_within(points["own"], 60.0 * MB) == pytest.approx(90.0)  # over long before
+
+    def test_levels_lie_below_tuned_fedavg_and_budgets_around_the_median(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        found = the_contest(results, rows)
+        assert found.floats is not None
+        assert found.floats.group.name == "tuned"
+        assert found.levels == (90.0, 93.0, 95.0)
+        assert found.budgets == (10.0 * MB, 30.0 * MB, 100.0 * MB)  # 0.9, 9, 45, 90, 90
+
+    def test_each_point_of_tfedavg_stands_beside_the_cheapest_rival_as_accurate(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        own, inner = matches(the_contest(results, rows))
+        assert (own.own.group.name, inner.own.group.name) == ("own", "inner")
+        assert own.rival is not None
+        assert own.rival.group.name == "half"
+        assert inner.rival is not None
+        assert inner.rival.group.name == "half"
+        assert (own.times, inner.times) == (pytest.approx(50), pytest.approx(5))
+
+
+class TestWhoIsCompared:
+    @pytest.mark.parametrize(
+        "other",
+        ["federation.rounds=2", "data.classes_per_client=5", "federation.clients=50", "model.activation=none"],
+    )
+    def test_other_data_networks_clients_or_rounds_are_another_comparison(
+        self, results: Path, rows: dict[str, Row], other: str
+    ) -> None:
+        key, _, value = other.partition("=")
+        section, key = key.split(".")
+        own = {**TFEDAVG, section: {**CELL.get(section, {}), key: int(value) if value.isdigit() else value}}
+        rows["other"] = row("other", own)
+        run(results / "other", rows["other"], (0.99, 0.99, 0.99), 1)
+        assert "other" not in named(the_contest(results, rows))
+
+    def test_a_run_with_other_settings_than_its_row_is_left_out_by_name(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        rows["late"] = row("late", {**TFEDAVG, "model": {"ternary": ["linear1", "linear2"]}})
+        run(results / "late", rows["late"], (0.99, 0.99, 0.99), 1, "algorithm.factor=0.5")
+        groups = collect([results], rows).groups
+        assert "late" not in named(the_contest(results, rows))
+        assert left_out(groups) == ["late"]
+
+    def test_only_rows_that_say_so_and_are_finished_are_points(self, results: Path, rows: dict[str, Row]) -> None:
+        rows["iid"] = row("iid", {**TFEDAVG, "model": {"ternary": ["linear2"]}}, "iid")
+        rows["begun"] = row("begun", {"algorithm": {"name": "stc"}})
+        run(results / "iid", rows["iid"], (0.99, 0.99, 0.99), 1)
+        run(results / "begun", rows["begun"], (0.99,), 1)
+        assert set(named(the_contest(results, rows))) == {"plain", "tuned", "half", "own", "inner"}
+
+    def test_one_algorithm_alone_is_no_comparison(self, results: Path, rows: dict[str, Row]) -> None:
+        assert contests(collect([results / "plain", results / "half"], rows).groups) == []
+
+    def test_whose_protocol_it_is_follows_from_the_settings(self, results: Path, rows: dict[str, Row]) -> None:
+        group = named(the_contest(results, rows))["own"].group
+
+        def changed(**sections: dict[str, Any]) -> Group:
+            settings = {**group.settings, **{s: {**group.settings[s], **v} for s, v in sections.items()}}
+            return Group("x", settings, group.runs)
+
+        assert protocol_of(group) == "the paper's"
+        assert protocol_of(changed(data={"partition": "dirichlet", "alpha": 0.3})) == "the field's"
+        assert protocol_of(changed(data={"partition": "unbalanced", "balance": 0.3})) is None
+
+
+class TestChapter:
+    @pytest.fixture
+    def sheets(self, results: Path, rows: dict[str, Row]) -> dict[str, Sheet]:
+        with drawing():
+            chapter = frontier(collect([results], rows).groups)
+        assert chapter is not None
+        return {sheet.name.removeprefix("frontier-mnist-mlp-iid-"): sheet for sheet in chapter.sheets}
+
+    def test_every_point_with_its_bytes_as_a_part_of_fedavgs(self, sheets: dict[str, Sheet]) -> None:
+        lines = {line[0]: line[1:] for line in sheets["points"].rows}
+        assert lines["T-FedAvg, all layers"] == ("90.00", "1", "20.0 / 40.0", "0.300 / 0.600", "0.900", "1/100", "yes")
+        assert lines["FedAvg, tuned"] == ("96.00 ± 0.71", "2", "2,000 / 4,000", "30.0 / 60.0", "90.0", "1", "yes")
+        assert lines["FedAvg, float16"][-3:] == ("45.0", "1/2", "no")
+        assert lines["FedAvg, rate as published"][-1] == "no"
+
+    def test_tables_of_levels_and_budgets(self, sheets: dict[str, Sheet]) -> None:
+        assert sheets["reach"].headings[1:] == ("90% (MB)", "93% (MB)", "95% (MB)")
+        assert {line[0]: line[1:] for line in sheets["reach"].rows}["T-FedAvg, inner layers"] == (
+            "6.00", "9.00", "9.00",
+        )  # fmt: skip
+        assert {line[0]: line[1:] for line in sheets["budget"].rows}["FedAvg, tuned"] == (NONE, "80.00", "96.00")
+
+    def test_comparisons_on_the_same_data_have_titles_and_figures_of_their_own(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        for name in ("tuned", "own"):
+            settings = {**rows[name].settings, "federation": {"rounds": 2, "clients": 50}}
+            rows[f"{name}-50"] = row(f"{name}-50", settings)
+            run(results / f"{name}-50", rows[f"{name}-50"], (0.5, 0.6), MB)
+        with drawing():
+            chapter = frontier(collect([results], rows).groups)
+        assert chapter is not None
+        assert {part.title for part in chapter.parts} == {
+            "MNIST, MLP, IID, 100, λ = 0.1, 3 × 1", "MNIST, MLP, IID, 50, λ = 0.1, 2 × 1",
+        }  # fmt: skip
+        assert len({drawn.name for drawn in chapter.pictures}) == 2
+
+    def test_rates_that_were_tried(self, sheets: dict[str, Sheet]) -> None:
+        assert sheets["search"].rows == (("FedAvg", "3 × 1", "constant", "0.1: 55.00", "0.1"),)
+
+    def test_no_table_has_more_than_eight_columns(self, sheets: dict[str, Sheet]) -> None:
+        assert all(len(sheet.headings) <= 8 for sheet in sheets.values())
+
+    def test_nothing_is_said_of_what_was_not_recorded(self, results: Path, rows: dict[str, Row]) -> None:
+        headings = [name for sheet in _sheets(results, rows) for name in sheet.headings]
+        assert "messages (s per round)" not in headings  # these runs have no seconds
+        assert "model, at most (kB)" in headings
+
+    def test_the_page_is_written_from_run_folders(self, results: Path, rows: dict[str, Row], tmp_path: Path) -> None:
+        page = tmp_path / "frontier.md"
+        page.write_text("# Mine\n\n<!-- report: frontier -->\n<!-- /report -->\n\nafter\n")
+        written = write_report([results], tmp_path / "out", [page], rows)
+        text = page.read_text()
+        assert text.startswith("# Mine\n")
+        assert text.endswith("after\n")
+        assert "](images/frontier-mnist-mlp-iid.png)" in text
+        flat = " ".join(text.split())
+        assert (
+            "On the front, from the fewest bytes to the most: T-FedAvg, all layers (90.00%, 0.900 MB); T-FedAvg, inner "
+            "layers (95.80%, 9.00 MB); FedAvg, tuned (96.00%, 90.0 MB)."
+        ) in flat
+        assert (
+            "T-FedAvg, inner layers (95.80%, 9.00 MB) needs 5 times fewer bytes than FedAvg, float16 (95.50%, 45.0 MB)."
+        ) in flat
+        assert "frontier-mnist-mlp-iid" in written.figures
+        assert (tmp_path / "out" / "figures" / "frontier-mnist-mlp-iid.png").is_file()
+        html = written.page.read_text()
+        assert 'id="at-frontier"' in html
+        assert "T-FedAvg, all layers (90.00%, 0.900 MB)" in html
+
+    def test_what_was_left_out_is_named_even_where_nothing_is_left(self, results: Path, rows: dict[str, Row]) -> None:
+        changed = {**rows, "own": row("own", {**TFEDAVG, "algorithm": {"name": "tfedavg", "factor": 0.5}})}
+        chapter = frontier(collect([results / "own"], changed).groups)
+        assert chapter is not None
+        assert (chapter.parts, chapter.notes[0].split(": ")[1]) == ((), "own.")
+
+    def test_without_points_the_page_says_so(self, results: Path, tmp_path: Path) -> None:
+        page = tmp_path / "frontier.md"
+        page.write_text("<!-- report: frontier -->\n<!-- /report -->\n")
+        written = write_report([results], tmp_path / "out", [page], {})
+        assert written.empty == (f"{page}: frontier",)
+        assert "There are no runs for this table yet" in page.read_text()
+
+
+def test_a_rival_that_is_cheaper_is_said_to_be(results: Path, rows: dict[str, Row]) -> None:
+    rows["rival"] = row("rival", {"algorithm": {"name": "stc"}})
+    run(results / "rival", rows["rival"], (0.8, 0.9, 0.97), MB // 2)
+    with drawing():
+        chapter = frontier(collect([results], rows).groups)
+    assert chapter is not None
+    text = " ".join(chapter.parts[0].texts)
+    assert "T-FedAvg, inner layers (95.80%, 9.00 MB) needs 2 times the bytes of STC (97.00%, 4.50 MB)" in text
+    assert "No point of T-FedAvg is within 0.3 points of the most accurate rival, STC" in text
+
+
+def test_a_rival_that_was_lost_is_in_the_table_and_nowhere_else(results: Path, rows: dict[str, Row]) -> None:
+    rows["lost"] = row("lost", {"algorithm": {"name": "stc"}})
+    run(results / "lost", rows["lost"], (0.8, float("nan"), float("nan")), 1)
+    with drawing():
+        chapter = frontier(collect([results], rows).groups)
+    assert chapter is not None
+    (part,) = chapter.parts
+    assert part.sheets[0].rows[0][:2] == ("STC", "not finite")
+    assert "STC" not in " ".join(part.texts) + part.picture.svg
+
+
+def test_seconds_of_messages_are_those_of_their_phases(tmp_path: Path) -> None:
+    (group,) = collect([real_run(tmp_path / "run")]).groups
+    point = point_of(group)
+    assert point is not None
+    messages, whole = exchange_seconds(point) or (0.0, 0.0)
+    phases = [record.seconds for record in group.shown[0].rounds]
+    assert messages == pytest.approx(sum(p["broadcast"] + p["prepare"] + p["upload"] for p in phases) / len(phases))
+    assert whole == pytest.approx(sum(sum(p.values()) for p in phases) / len(phases))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(1_024e6, "1,024"), (34.06e6, "34.1"), (2.05e6, "2.05"), (12_300, "0.0123")]
+)
+def test_megabytes_have_three_digits(size: float, text: str) -> None:
+    assert megabytes(size) == text
+
+
+def _sheets(results: Path, rows: dict[str, Row]) -> tuple[Sheet, ...]:
+    with drawing():
+        chapter = frontier(collect([results], rows).groups)
+    assert chapter is not None
+    return chapter.sheets
