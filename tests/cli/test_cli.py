@@ -230,7 +230,7 @@ class TestDemo:
         result = call("demo", "--json")
         assert result.exit_code == 0
         value = json.loads(result.stdout)
-        assert set(value) == {"FedAvg", "T-FedAvg", "trits frozen", "picture"}
+        assert set(value) == {"FedAvg", "FedPAQ", "T-FedAvg", "trits frozen", "picture"}
         assert value["T-FedAvg"]["bytes_up"] < value["FedAvg"]["bytes_up"]
         assert Path(value["picture"]).read_bytes().startswith(b"\x89PNG")
 

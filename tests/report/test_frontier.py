@@ -26,6 +26,7 @@ from ternfed.paper.groups import Group, collect
 from ternfed.paper.rows import Reproduce, Row
 from ternfed.report.frontier import frontier
 from ternfed.report.frontier_tables import exchange_seconds, megabytes
+from ternfed.report.rivals import rivals
 from ternfed.report.style import drawing
 from ternfed.report.tables import NONE, Sheet
 from ternfed.report.write import write_report
@@ -302,6 +303,26 @@ def test_a_rival_that_was_lost_is_in_the_table_and_nowhere_else(results: Path, r
     (part,) = chapter.parts
     assert part.sheets[0].rows[0][:2] == ("STC", "not finite")
     assert "STC" not in " ".join(part.texts) + part.picture.svg
+
+
+class TestRivals:
+    def test_of_each_rival_the_cheapest_point_that_is_strong_and_of_these_two(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        made = {name: row(name, {"algorithm": {"name": name}}) for name in ("eden", "stc", "topk", "fedpaq")}
+        made["fine"] = row("fine", {"algorithm": {"name": "fedpaq", "bits_up": 8}})
+        scores = {"eden": (0.958, 2 * MB), "stc": (0.94, MB), "topk": (0.957, 4 * MB), "fedpaq": (0.9, MB // 2)}
+        for name, (score, sent) in {**scores, "fine": (0.96, 3 * MB)}.items():
+            run(results / name, made[name], (0.5, 0.6, score), sent)
+        sheet = rivals(collect([results], {**rows, **made}).groups)
+        assert sheet is not None
+        told = [line[1].split(",")[0] for line in sheet.rows]
+        # STC and FedPAQ with few bits are not accurate enough, and top-k is the third.
+        assert told == ["FedAvg", "FedPAQ", "EDEN", "T-FedAvg", "T-FedAvg"]
+        assert [line[4] for line in sheet.rows] == [NONE, "1/3.33", "1/5", "1/10", "1/100"]
+
+    def test_without_a_comparison_there_is_no_table(self) -> None:
+        assert rivals([]) is None
 
 
 def test_seconds_of_messages_are_those_of_their_phases(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demonstration: FedAvg, T-FedAvg and its control on handwritten digits, 20 clients with two classes each."""
+"""The demonstration: FedAvg, FedPAQ, T-FedAvg and its control on handwritten digits, 20 clients of two classes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ float layers around it, a layer of frozen trits is a good random feature map her
 
 ALGORITHMS = {
     "FedAvg": ("algorithm.name=fedavg",),
+    "FedPAQ": ("algorithm.name=fedpaq",),
     "T-FedAvg": ("algorithm.name=tfedavg",),
     "trits frozen": ("algorithm.name=tfedavg", "algorithm.preset=frozen"),
 }

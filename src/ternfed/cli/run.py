@@ -149,7 +149,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo"),
     as_json: Json = False,
 ) -> None:
-    """FedAvg, T-FedAvg and its control on handwritten digits: 20 clients with two classes each, under a minute."""
+    """FedAvg, FedPAQ, T-FedAvg and its control on handwritten digits: 20 clients of two classes, under a minute."""
     from ternfed.cli.demo import play_demo
     from ternfed.report import comparison_picture
     from ternfed.runs.folder import summarise
