@@ -117,12 +117,16 @@ def distinguish(groups: Sequence[Group]) -> dict[int, str]:
         keys = dict.fromkeys(key for values in flat.values() for key in values)
         differing = [key for key in keys if len({shown(values.get(key)) for values in flat.values()}) > 1]
         for place in alike:
-            parts = [f"{key[1]} {_number(flat[place][key])}" for key in differing if key in flat[place]]
+            parts = [_part(key, flat[place][key], groups[place]) for key in differing if key in flat[place]]
             apart = ", ".join(parts[:2])
             labels[place] = f"{name}, {apart}" if apart else name
         if len({labels[place] for place in alike}) < len(alike):
             labels |= {place: f"{name}, {_own(groups[place].name)}" for place in alike}
     return labels
+
+
+def _part(key: tuple[str, str], value: Any, group: Group) -> str:
+    return LAYERS[which_ternary(group.settings)] if key == ("model", "ternary") else f"{key[1]} {_number(value)}"
 
 
 def point_labels(groups: Sequence[Group]) -> list[str]:
