@@ -131,7 +131,7 @@ def _tfedavg(target: Target, classes: int | None, groups: Sequence[Group]) -> Gr
         group
         for group in groups
         if group.algorithm == "tfedavg"
-        and group.role is None
+        and group.role in (None, "tuned")
         and group.finished
         and (group.setting("data", "dataset"), group.setting("model", "name")) == target.case
         and group.setting("data", "classes_per_client") == classes
