@@ -120,7 +120,7 @@ class TestDifferences:
     def test_clients_train_plain_weights_from_the_received_trits(self) -> None:
         network = small_mlp()
         made = tfedavg.algorithm(network, TRAINING, SMALL)
-        received = made.broadcast(made.open(network.weights()), False)
+        received = made.broadcast(made.open(network.weights()))
         local, _ = made.start(received, made.client_memory(), CLIENT)
         assert made.training.quantizer is None
         for name in network.parameters:
@@ -130,7 +130,7 @@ class TestDifferences:
         network, rate = small_mlp(), 0.5
         made = tfedavg.algorithm(network, TRAINING, replace(SMALL, server_rate=rate))
         server = made.open(network.weights())
-        received = made.broadcast(server, False)
+        received = made.broadcast(server)
         (name,) = network.ternary
         moved = {n: t + 0.1 * torch.randn(t.shape) for n, t in dense_weights(received).items()}
         message, _ = made.finish(Local(moved, {}), received, made.client_memory(), CLIENT)

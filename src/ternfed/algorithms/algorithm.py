@@ -284,8 +284,8 @@ class Algorithm:
     """What an upload may look like."""
     open: Callable[[Weights], Server]
     """The server before the first round."""
-    broadcast: Callable[[Server, bool], Message]
-    """What a client gets; the second argument says that it took part in the last round and holds that broadcast."""
+    broadcast: Callable[[Server], Message]
+    """What every client gets; what it holds already only makes the bytes fewer."""
     start: Callable[[Message, Any, Client], tuple[Local, Any]]
     """What a client trains, from what it received and remembers; and what it remembers from then on."""
     finish: Callable[[Local, Message, Any, Client], tuple[Message, Any]]
