@@ -305,7 +305,7 @@ class Algorithm:
     reference: Callable[[Message], Mapping[str, Tensor] | None] = lambda message: None
     """The named tensors, such as trits, that a broadcast gives both sides to code uploads and the next one with."""
     retries: int = 0
-    """So often a client whose training ended in NaN or infinity trains again, each time at a quarter of its rates."""
+    """So often a client whose training diverged trains again, each time at a quarter of its rates."""
     needs_held_out: bool = False
     """The server half judges models, or recomputes statistics, on data held out on the server."""
     central: bool = False
