@@ -9,11 +9,13 @@ from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm, Network, Server
 from ternfed.plan.extremes import Span, least, most, spans_of
-from ternfed.plan.rehearsal import Rehearsal, calm, loud, still
+from ternfed.plan.rehearsal import Answer, Rehearsal, calm, loud, still
 from ternfed.plan.sample import MOST, Sample, sampled
 from ternfed.quantize.grid import nearest_codes
 from ternfed.round.exchange import Broadcast, layer_entropies
 from ternfed.wire import Message, Reference, Schema, dense, encode, form_for, form_of
+from ternfed.wire.held import MOST_KEPT
+from ternfed.wire.schema import DTYPES
 
 FLIPS = 0.2
 """Share of trits that flip from one broadcast to the next: a third in the first rounds of ResNet18* on CIFAR-10, a
@@ -56,20 +58,29 @@ class Rehearsed:
     """Of each number of a slot of a typical upload, by the entropy of what is coded."""
     bits_down: dict[str, float]
     """And of a typical broadcast."""
-    stage: Rehearsal
+    algorithm: Algorithm
     sample: Sample
     server: Server
     """After the first round."""
+    broadcast: Broadcast
+    """Of that server, with what its reference keeps once something was coded given it."""
+    answer: Answer
+    """Of one client to it."""
+    meaning: Message
+    """What the aggregation gets of that."""
 
 
 Make = Callable[[Network], Algorithm]
 """The algorithm for a network, or for one that stands for it."""
 
 
-def rehearse(network: Network, make: Make, clients: int, flips: float = FLIPS, missed: int = 1) -> Rehearsed:
+def rehearse(
+    network: Network, make: Make, clients: int, flips: float = FLIPS, missed: int = 1, most_numbers: int = MOST
+) -> Rehearsed:
     """The costs of an algorithm, from its own functions over made training.
 
-    `missed` is how many rounds lie between two in which a client takes part: its reference is as old.
+    `missed` is how many rounds lie between two in which a client takes part: its reference is as old. Of the model,
+    at most so many numbers are encoded.
     """
 
     def staged(sample: Sample) -> tuple[Rehearsal, Server, Server]:
@@ -77,21 +88,21 @@ def rehearse(network: Network, make: Make, clients: int, flips: float = FLIPS, m
         opened = stage.open()
         return stage, opened, stage.after(opened, calm(MOVE))
 
-    sample, missed = sampled(network), min(missed, MOST_MISSED)
+    sample, missed = sampled(network, most_numbers), min(missed, MOST_MISSED)
     stage, opened, settled = staged(sample)
     algorithm, first = stage.algorithm, stage.broadcast(opened)
     older, longer = sample, (stage, settled)
     if missed > 1:  # the more rounds, the fewer rows
-        older = sampled(network, MOST // missed)
+        older = sampled(network, most_numbers // missed)
         longer = staged(older)[::2]
-    broadcast = stage.received(settled)
-    sent = stage.upload(broadcast, calm(MOVE), flips)
+    broadcast = stage.received(settled, keep=sample.numbers <= MOST_KEPT)
+    answer = stage.answer(broadcast, calm(MOVE), round=2)
+    sent = stage.upload(broadcast, answer, flips)
     ups, downs = _extremes(network, make, clients)
     ups, downs = [sent.message, *ups], [first.message, *downs]
     up, down = spans_of(ups), spans_of(downs)
     weights = sample.network.weights()
     trits = {name for name, lent in (broadcast.lent or {}).items() if not lent.is_floating_point()}
-
     came, down_typical = _typical_down(longer[0], older, longer[1], flips, missed)
 
     def dearest(schemas: Iterable[Schema], spans: Mapping[str, Span], free: Iterable[str]) -> int:
@@ -117,17 +128,20 @@ def rehearse(network: Network, make: Make, clients: int, flips: float = FLIPS, m
         costs,
         _bits(sent.message, broadcast.lent or {}),
         _bits(came, longer[0].received(longer[1]).lent or {}),
-        stage,
+        algorithm,
         sample,
         settled,
+        broadcast,
+        answer,
+        algorithm.meaning(answer.message, stage.client(0)),
     )
 
 
 def _typical_down(stage: Rehearsal, sample: Sample, server: Server, flips: float, missed: int) -> tuple[Message, int]:
     """A broadcast to a client that took part so many rounds ago, and its bytes."""
     held = stage.received(server)
-    for _ in range(missed):
-        server = stage.after(server, calm(MOVE))
+    for round in range(missed):
+        server = stage.after(server, calm(MOVE), round + 2)
     came = stage.broadcast(server, held.reference, 1 - (1 - flips) ** missed)
     return came.message, _size(sample, came.message, _fitting(came.message, stage.algorithm.down), came.data)
 
@@ -159,10 +173,12 @@ def _extremes(network: Network, make: Make, clients: int) -> tuple[list[Message]
     opened = stage.open()
     begun = stage.received(opened)
     uploads = [stage.answer(begun, move).message for move in (loud, still)]
-    moved = finer = stage.after(opened, loud, collapses=True)
-    for _ in range(FINER):
-        finer = stage.after(finer, calm(HARDLY))
-    return uploads, [stage.received(server).message for server in (moved, finer)]
+    if all(slot.kind in DTYPES for schema in (*stage.algorithm.up, *stage.algorithm.down) for slot in schema.slots):
+        return uploads, []  # floats, whose size does not depend on what was before
+    servers = [stage.after(opened, loud, collapses=True)]
+    for round in range(FINER):
+        servers.append(stage.after(servers[-1], calm(HARDLY), round + 2))
+    return uploads, [stage.received(server).message for server in servers]
 
 
 def _size(sample: Sample, message: Message, schema: Schema, data: bytes | None = None) -> int:

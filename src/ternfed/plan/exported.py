@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ternfed.algorithms.algorithm import Network
 from ternfed.edge.forms import PRODUCT_FROM, pack_pairs
@@ -20,6 +22,7 @@ class Exported:
     """Bytes of a file."""
 
     tern: int
+    """At most: numbers that lie on a grid compress."""
     onnx: int
     """Its weights: trits packed, everything else float32. The graph and its metadata add some kilobytes."""
     float32: int
@@ -29,7 +32,9 @@ def exported(rehearsed: Rehearsed, network: Network) -> Exported:
     """The model as `ternfed export` writes it, its layers ternary where they are broadcast so."""
     sent = rehearsed.server.sent
     ternary = {name: value for name, value in sent.items() if trits_of(value) is not None}
-    tensors: dict[str, Value] = {**rehearsed.server.weights, **ternary}
+    source = torch.Generator().manual_seed(0)
+    floats = {name: _unrounded(tensor, source) for name, tensor in rehearsed.server.weights.items()}
+    tensors: dict[str, Value] = {**floats, **ternary}
     message = Message(tensors)
     schema = schema_of(message)
     data = encode(message, schema)
@@ -38,6 +43,13 @@ def exported(rehearsed: Rehearsed, network: Network) -> Exported:
     shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
     onnx = sum(_packed(shape) if name in ternary else 4 * prod(shape) for name, shape in shapes.items())
     return Exported(front + rehearsed.sample.bytes(message, schema, data), onnx, 4 * rehearsed.sample.numbers)
+
+
+def _unrounded(tensor: Tensor, source: torch.Generator) -> Tensor:
+    """The tensor with digits to its last place, as many rounds leave them."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor * (1 + 0.01 * torch.randn(tensor.shape, generator=source))
 
 
 def _packed(shape: tuple[int, ...]) -> int:

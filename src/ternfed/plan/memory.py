@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm, Local
-from ternfed.plan.costs import MOVE, Rehearsed
-from ternfed.plan.rehearsal import calm
-from ternfed.round.exchange import Broadcast
+from ternfed.plan.costs import Rehearsed
 from ternfed.round.state import kept_bytes
+from ternfed.wire import form_of
 
 
 @dataclass(frozen=True)
@@ -55,46 +54,46 @@ class ClientMemory:
 
 def server_memory(rehearsed: Rehearsed, clients: int, chosen: int, rounds: int, fp32_bytes: int) -> ServerMemory:
     """With so many clients, of whom so many take part in a round."""
-    stage, costs = rehearsed.stage, rehearsed.costs
-    broadcast = _in_use(rehearsed)
-    one, two = (held(stage.arrived(broadcast, calm(MOVE), count)) for count in (1, 2))
-    packed = 0 if broadcast.reference is None else costs.down.worst
+    costs, message = rehearsed.costs, rehearsed.answer.message
+    packed = 0 if rehearsed.broadcast.reference is None else costs.down.worst
     ages = 1 if chosen == clients else min(clients, rounds)
-    decoded = held(stage.answer(broadcast, calm(MOVE)).message)
     times = 1 / rehearsed.sample.share
+    one, two = _arrived(rehearsed)
 
     def whole(count: float) -> int:
         return round(count * times)
 
     return ServerMemory(
         model=whole(2 * held(rehearsed.server)),
-        broadcast=whole(held(broadcast)),
+        broadcast=whole(held(rehearsed.broadcast)),
         aggregation=whole(one + (chosen - 1) * (two - one)),
         references=min(ages * packed, kept_bytes(fp32_bytes)),
-        uploads=chosen * costs.up.worst + whole(decoded),
+        uploads=chosen * costs.up.worst + whole(held(message)),
     )
 
 
 def client_memory(rehearsed: Rehearsed) -> ClientMemory:
     """Of a client that trains one model."""
-    stage = rehearsed.stage
-    broadcast = _in_use(rehearsed)
-    answer = stage.answer(broadcast, calm(MOVE))
-    times = 1 / rehearsed.sample.share
-    training = held(answer.local) + _trained(answer.local, stage.algorithm)
+    answer, times = rehearsed.answer, 1 / rehearsed.sample.share
+    training = held(answer.local) + _trained(answer.local, rehearsed.algorithm)
     return ClientMemory(
-        received=round(times * held(broadcast)),
+        received=round(times * held(rehearsed.broadcast)),
         training=round(times * training),
         remembered=round(times * held(answer.memory)),
         upload=round(times * held(answer.message)) + rehearsed.costs.up.worst,
     )
 
 
-def _in_use(rehearsed: Rehearsed) -> Broadcast:
-    """A broadcast that something was coded given: what a reference keeps for that is made then."""
-    broadcast = rehearsed.stage.received(rehearsed.server)
-    rehearsed.stage.upload(broadcast, calm(MOVE), flips=0.0)
-    return broadcast
+def _arrived(rehearsed: Rehearsed) -> tuple[int, int]:
+    """What the aggregation holds of one upload, and of two: the same where it adds them up."""
+    aggregate, first = rehearsed.algorithm.aggregate, rehearsed.meaning
+    parts = {name: (form_of(value), form_of(value).parts(value)) for name, value in first.tensors.items()}
+    copied = {name: form.join({key: part.clone() for key, part in own.items()}) for name, (form, own) in parts.items()}
+    total, sizes = aggregate.begin(), []
+    for client, message in enumerate((first, replace(first, tensors=copied))):
+        aggregate.add(total, client, message)
+        sizes.append(held(total))
+    return sizes[0], sizes[1]
 
 
 def _trained(local: Local, algorithm: Algorithm) -> int:

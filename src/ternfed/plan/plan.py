@@ -166,7 +166,7 @@ def _traffic(algorithm: str, costs: Costs, link: Link, rounds: int) -> Traffic:
 
 def _layers(network: Network, rehearsed: Rehearsed) -> tuple[Layer, ...]:
     """Every tensor of the model in its order. The first schema of a direction is the usual one."""
-    algorithm = rehearsed.stage.algorithm
+    algorithm = rehearsed.algorithm
     named = {**dict(network.model.named_parameters()), **dict(network.model.named_buffers())}
     return tuple(
         Layer(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ternfed import draws
-from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Server
+from ternfed.algorithms.algorithm import UP, Algorithm, Client, Helpers, Local, Network, Server
 from ternfed.round.exchange import Broadcast, reply, send
 from ternfed.wire import Message, Reference, Value, form_of, trits_of
 
@@ -77,11 +77,11 @@ class Rehearsal:
         """The server before the first round."""
         return self.algorithm.open(self.network.weights())
 
-    def received(self, server: Server) -> Broadcast:
-        """The broadcast as its receivers have it. Not encoded: the wire is lossless."""
+    def received(self, server: Server, keep: bool = True) -> Broadcast:
+        """The broadcast as its receivers have it. Not encoded: the wire is lossless. `keep` as in `Reference`."""
         message = replace(self.algorithm.broadcast(server, False), numbers={"round": 1.0})
         lent = self.algorithm.reference(message)
-        return Broadcast(message, None if lent is None else Reference(lent))
+        return Broadcast(message, None if lent is None else Reference(lent, keep))
 
     def broadcast(self, server: Server, given: Reference | None = None, flips: float = 0.0) -> Encoded:
         """What a client gets, coded given an older broadcast, of whose trits so many have flipped."""
@@ -91,31 +91,34 @@ class Rehearsal:
         data = send(replace(self.algorithm, broadcast=lambda *_: message), server, 1, given is not None, given)
         return Encoded(message, data)
 
-    def answer(self, broadcast: Broadcast, move: Move, client: int = 0) -> Answer:
+    def answer(self, broadcast: Broadcast, move: Move, client: int = 0, round: int = 1) -> Answer:
         """What a client has to send that takes part for the first time."""
         sender = self.client(client)
         local, memory = self.algorithm.start(broadcast.message, self.algorithm.client_memory(), sender)
-        message, memory = self.algorithm.finish(self._moved(local, move, client), broadcast.message, memory, sender)
-        names = {name for schema in self.algorithm.up for name in schema.numbers}
-        return Answer(replace(message, numbers=dict.fromkeys(names, 1.0)), local, memory)
+        moved = self._moved(local, move, self._source("training", client, round))
+        message, memory = self.algorithm.finish(moved, broadcast.message, memory, sender)
+        # Where clients judge, their scores rise and fall, so that the server has to act.
+        numbers = {
+            name: 1.0 if name in UP else (-1e6) ** round for schema in self.algorithm.up for name in schema.numbers
+        }
+        return Answer(replace(message, numbers=numbers), local, memory)
 
-    def upload(self, broadcast: Broadcast, move: Move, flips: float) -> Encoded:
+    def upload(self, broadcast: Broadcast, answer: Answer, flips: float) -> Encoded:
         """What it sends, so many of whose trits are other than those of the broadcast."""
-        message = self.answer(broadcast, move).message
-        message = _flipped(message, broadcast.lent or {}, flips, self._source("up"))
+        message = _flipped(answer.message, broadcast.lent or {}, flips, self._source("up"))
         return Encoded(message, reply(self.algorithm, message, message.numbers, broadcast))
 
-    def arrived(self, broadcast: Broadcast, move: Move, clients: int = 1) -> Any:
+    def arrived(self, broadcast: Broadcast, move: Move, clients: int = 1, round: int = 1) -> Any:
         """The aggregation after the uploads of so many clients."""
         total = self.algorithm.aggregate.begin()
         for client in range(clients):
-            message = self.answer(broadcast, move, client).message
+            message = self.answer(broadcast, move, client, round).message
             self.algorithm.aggregate.add(total, client, self.algorithm.meaning(message, self.client(client)))
         return total
 
-    def after(self, server: Server, move: Move, clients: int = 1, collapses: bool = False) -> Server:
+    def after(self, server: Server, move: Move, round: int = 1, collapses: bool = False) -> Server:
         """The server after a round; one that judges sees each model better than the one before where it `collapses`."""
-        total = self.arrived(self.received(server), move, clients)
+        total = self.arrived(self.received(server), move, round=round)
         scores = count(0.0, 1e6 if collapses else 0.0)
         helpers = Helpers(
             judge=lambda weights: next(scores),
@@ -126,8 +129,7 @@ class Rehearsal:
         reached = self.algorithm.update(server, self.algorithm.aggregate.finish(total), helpers)
         return replace(reached, weights=self.network.with_counters(reached.weights))
 
-    def _moved(self, local: Local, move: Move, client: int) -> Local:
-        source = self._source("training", client)
+    def _moved(self, local: Local, move: Move, source: torch.Generator) -> Local:
         frozen = self.algorithm.training.frozen
         weights = {
             name: tensor if name in frozen else tensor + move(tensor, source) for name, tensor in local.weights.items()
@@ -142,8 +144,8 @@ class Rehearsal:
         """A client as the algorithm sees it."""
         return Client(index, self.clients, partial(draws.generator, self.seed, round=1, client=index))
 
-    def _source(self, purpose: str, client: int = 0) -> torch.Generator:
-        return draws.generator(self.seed, f"plan/{purpose}", client=client)
+    def _source(self, purpose: str, client: int = 0, round: int = 1) -> torch.Generator:
+        return draws.generator(self.seed, f"plan/{purpose}", round, client)
 
 
 def _flipped(message: Message, held: Mapping[str, Tensor], flips: float, source: torch.Generator) -> Message:
