@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ternfed.data.sets import load
@@ -9,6 +12,7 @@ from ternfed.engines.simulate import open_federation, play
 from ternfed.experiment.experiment import Experiment
 from ternfed.plan.plan import make_plan
 
+RESULTS = Path(__file__).parents[2] / "results"
 SMALL = ("federation.rounds=6", "federation.clients=6", "federation.participation=0.5", "training.epochs=2")
 
 
@@ -43,3 +47,17 @@ def test_the_bytes_of_every_round_lie_between_best_and_worst(settings: list[str]
         assert traffic.down.best <= down <= traffic.down.worst, outcome.round
         if number == 0:
             assert down == traffic.first_down
+
+
+@pytest.mark.parametrize(
+    "row", ["cifar10-resnet18-iid-tfedavg", "cifar10-resnet18-iid-fedavg", "mnist-relu-iid-tfedavg-tuned"]
+)
+def test_so_do_those_of_committed_runs(row: str) -> None:
+    folder = RESULTS / row / "seed-0"
+    if not folder.is_dir():
+        pytest.skip("the results are not here")
+    traffic = make_plan(Experiment.from_file(folder / "config.toml")).traffic
+    for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        assert traffic.up.best <= record["bytes_up"] / record["clients"] <= traffic.up.worst
+        assert traffic.down.best <= record["bytes_down"] / record["clients"] <= traffic.down.worst

@@ -51,7 +51,10 @@ def plan(
     data: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """What a federation will cost before anybody trains: layers, bytes, seconds, memory, file sizes."""
+    """What a federation will cost before anybody trains: layers, bytes, seconds, memory, file sizes.
+
+    MODEL is mlp, cnn, resnet18, module:function, or an experiment as TOML. Settings and defaults are those of `run`.
+    """
     flags = locals()
     with answered():
         from ternfed.experiment.experiment import Experiment
