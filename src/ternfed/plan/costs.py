@@ -23,9 +23,9 @@ fifth in the middle, none at the end."""
 MOVE, HARDLY = 0.05, 2.0**-22
 """How far a client moves its numbers, of their size: in a typical round, and where broadcasts need their finest
 steps."""
-FEW, FINER = 20_000, 9
-"""So many numbers show how large codes can get, after so many rounds in which hardly anything moves: where a server
-keeps what rounding lost, each makes its steps finer by a few bits."""
+FEW, LOUD, FINER = 20_000, 3, 9
+"""So many numbers show how large codes can get, in so many rounds in which everything moves and as many in which hardly
+anything does: where a server keeps what rounding lost, each of these makes its steps finer by a few bits."""
 MOST_MISSED = 10
 """Rounds since a client took part before; beyond this, a typical one is judged as if there had been so many."""
 
@@ -175,9 +175,10 @@ def _extremes(network: Network, make: Make, clients: int) -> tuple[list[Message]
     uploads = [stage.answer(begun, move).message for move in (loud, still)]
     if all(slot.kind in DTYPES for schema in (*stage.algorithm.up, *stage.algorithm.down) for slot in schema.slots):
         return uploads, []  # floats, whose size does not depend on what was before
-    servers = [stage.after(opened, loud, collapses=True)]
-    for round in range(FINER):
-        servers.append(stage.after(servers[-1], calm(HARDLY), round + 2))
+    servers = [opened]
+    for round in range(1, LOUD + FINER + 1):
+        move = loud if round <= LOUD else calm(HARDLY)
+        servers.append(stage.after(servers[-1], move, round, collapses=round <= LOUD))
     return uploads, [stage.received(server).message for server in servers]
 
 

@@ -120,9 +120,9 @@ def make_plan(
     chosen = len(draws.participants(experiment.seed, 1, clients, settings.participation))
     missed, takes_part = max(1, round(clients / chosen)), max(1, round(rounds * chosen / clients))
     fedavg = experiment.with_settings(["algorithm.name=fedavg", "federation.aggregate=own"])
-    if experiment.make_algorithm(network).central:
-        raise ValueError(f"algorithm.name = {experiment.algorithm.name}: nothing travels, so there is nothing to plan")
     own = rehearse(network, experiment.make_algorithm, clients, flips, missed)
+    if own.algorithm.central:
+        raise ValueError(f"algorithm.name = {experiment.algorithm.name}: nothing travels, so there is nothing to plan")
     plain = rehearse(network, fedavg.make_algorithm, clients)
     fp32_bytes = 4 * own.sample.numbers
     parameters = dict(network.model.named_parameters())

@@ -91,34 +91,30 @@ class Rehearsal:
         data = send(replace(self.algorithm, broadcast=lambda *_: message), server, 1, given is not None, given)
         return Encoded(message, data)
 
-    def answer(self, broadcast: Broadcast, move: Move, client: int = 0, round: int = 1) -> Answer:
-        """What a client has to send that takes part for the first time."""
+    def answer(self, broadcast: Broadcast, move: Move, client: int = 0, round: int = 1, score: float = 0.0) -> Answer:
+        """What a client has to send that takes part for the first time; `score` where clients judge."""
         sender = self.client(client)
         local, memory = self.algorithm.start(broadcast.message, self.algorithm.client_memory(), sender)
         moved = self._moved(local, move, self._source("training", client, round))
         message, memory = self.algorithm.finish(moved, broadcast.message, memory, sender)
-        # Where clients judge, their scores rise and fall, so that the server has to act.
-        numbers = {
-            name: 1.0 if name in UP else (-1e6) ** round for schema in self.algorithm.up for name in schema.numbers
-        }
-        return Answer(replace(message, numbers=numbers), local, memory)
+        names = {name for schema in self.algorithm.up for name in schema.numbers}
+        return Answer(replace(message, numbers={n: 1.0 if n in UP else score for n in names}), local, memory)
 
     def upload(self, broadcast: Broadcast, answer: Answer, flips: float) -> Encoded:
         """What it sends, so many of whose trits are other than those of the broadcast."""
         message = _flipped(answer.message, broadcast.lent or {}, flips, self._source("up"))
         return Encoded(message, reply(self.algorithm, message, message.numbers, broadcast))
 
-    def arrived(self, broadcast: Broadcast, move: Move, clients: int = 1, round: int = 1) -> Any:
-        """The aggregation after the uploads of so many clients."""
-        total = self.algorithm.aggregate.begin()
-        for client in range(clients):
-            message = self.answer(broadcast, move, client, round).message
-            self.algorithm.aggregate.add(total, client, self.algorithm.meaning(message, self.client(client)))
-        return total
-
     def after(self, server: Server, move: Move, round: int = 1, collapses: bool = False) -> Server:
-        """The server after a round; one that judges sees each model better than the one before where it `collapses`."""
-        total = self.arrived(self.received(server), move, round=round)
+        """The server after a round with one client.
+
+        Where it `collapses`, a server that judges finds each model better than the one before it, and clients that do
+        find them better and worse in turn, ever more: so that each kind of broadcast has its reason.
+        """
+        broadcast, total = self.received(server), self.algorithm.aggregate.begin()
+        score = 1e6 * round * (-1) ** round if collapses else 0.0
+        message = self.answer(broadcast, move, round=round, score=score).message
+        self.algorithm.aggregate.add(total, 0, self.algorithm.meaning(message, self.client(0)))
         scores = count(0.0, 1e6 if collapses else 0.0)
         helpers = Helpers(
             judge=lambda weights: next(scores),

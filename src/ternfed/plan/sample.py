@@ -55,9 +55,9 @@ def sampled(network: Network, most: int = MOST) -> Sample:
     """The network itself where it is small; else a copy of its modules around the first rows of each tensor."""
     named = _named(network.model)
     numbers = sum(tensor.numel() for tensor in named.values())
-    if numbers <= most:
-        return Sample(network, {}, numbers)
     cut = {name: tensor for name, tensor in named.items() if tensor.dim() > 1}
+    if numbers <= most or not cut:
+        return Sample(network, {}, numbers)
     whole = numbers - sum(tensor.numel() for tensor in cut.values())
     share = max(most - whole, most // 10) / (numbers - whole)
     fewer = {name: _rows(tensor, max(int(share * len(tensor)), _fewest(tensor))) for name, tensor in cut.items()}
