@@ -129,6 +129,12 @@ class TestLargeModels:
         assert sample.times["0.weight"] == pytest.approx(5000 / len(small[0].weight))
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
+    def test_a_download_over_several_rounds_is_judged_by_fewer_rows(self) -> None:
+        made = plan("model.name=resnet18", "federation.clients=20", "federation.participation=0.1")
+        assert made.share == 1
+        assert made.share_down < 0.25
+        assert plan("model.name=resnet18").share_down == 1
+
 
 class TestMemory:
     def test_a_median_keeps_every_upload_and_a_mean_none(self) -> None:

@@ -143,9 +143,11 @@ def _assumed(made: Plan) -> Iterator[str]:
         f"{made.missed} round{'s' if made.missed > 1 else ''} ago."
     )
     yield f"The first download, the model before training, is {size(made.traffic.first_down)}."
+    rows = "the first rows of each matrix and kernel"
     if made.share < 1:
-        rows = "the first rows of each matrix and kernel"
         yield f"Bytes and memory are estimated from {terminal.share(made.share)} of the model's numbers, {rows}."
+    elif made.share_down < 1:
+        yield f"The typical download is estimated from {terminal.share(made.share_down)} of the numbers, {rows}."
 
 
 def _say(sentence: str) -> None:

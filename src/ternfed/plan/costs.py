@@ -60,6 +60,8 @@ class Rehearsed:
     """And of a typical broadcast."""
     algorithm: Algorithm
     sample: Sample
+    older: Sample
+    """By which the typical download was judged: the more rounds a client misses, the fewer rows."""
     server: Server
     """After the first round."""
     broadcast: Broadcast
@@ -92,7 +94,7 @@ def rehearse(
     stage, opened, settled = staged(sample)
     algorithm, first = stage.algorithm, stage.broadcast(opened)
     older, longer = sample, (stage, settled)
-    if missed > 1:  # the more rounds, the fewer rows
+    if missed > 1:
         older = sampled(network, most_numbers // missed)
         longer = staged(older)[::2]
     broadcast = stage.received(settled, keep=sample.numbers <= MOST_KEPT)
@@ -130,6 +132,7 @@ def rehearse(
         _bits(came, longer[0].received(longer[1]).lent or {}),
         algorithm,
         sample,
+        older,
         settled,
         broadcast,
         answer,

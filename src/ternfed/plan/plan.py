@@ -105,6 +105,8 @@ class Plan:
     """Assumed of a typical download: the rounds since its receiver took part before."""
     share: float
     """Of the model's numbers, that was encoded; below 1, what is said of bytes is an estimate."""
+    share_down: float
+    """And that of a typical download, which takes several rounds where clients seldom take part."""
 
 
 def make_plan(
@@ -144,6 +146,7 @@ def make_plan(
         flips=flips,
         missed=missed,
         share=own.sample.share,
+        share_down=own.older.share,
     )
 
 
