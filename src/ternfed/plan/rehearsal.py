@@ -79,7 +79,7 @@ class Rehearsal:
 
     def received(self, server: Server, keep: bool = True) -> Broadcast:
         """The broadcast as its receivers have it. Not encoded: the wire is lossless. `keep` as in `Reference`."""
-        message = replace(self.algorithm.broadcast(server, False), numbers={"round": 1.0})
+        message = replace(self.algorithm.broadcast(server), numbers={"round": 1.0})
         lent = self.algorithm.reference(message)
         return Broadcast(message, None if lent is None else Reference(lent, keep))
 
