@@ -263,7 +263,8 @@ def test_an_impossible_value_is_refused_with_its_key_and_what_is_allowed(
          "federation.trim"),
         ({"model": {"activtion": "relu"}}, 'model.activtion = "relu": no such setting; did you mean model.activation?'),
         ({"model": {"inputs": 5}},
-         "model.inputs = 5: no such setting; allowed are model.name, model.ternary, model.activation, model.hidden"),
+         "model.inputs = 5: no such setting; allowed are model.name, model.ternary, model.trainable, model.weights, "
+         "model.activation, model.hidden"),
         ({"model": {"name": "own_parts:needy_network"}},
          "model.depth: is needed, own_parts:needy_network has no default for it"),
         ({"algorithm": {**OWN, "colr": "red"}},
@@ -531,10 +532,10 @@ def test_ternary_layers_are_the_inner_ones_or_those_that_are_named() -> None:
     assert chosen("model.ternary=all") == ("linear1.weight", "linear2.weight", "linear3.weight")
     assert chosen('model.ternary=["linear[12]"]') == ("linear1.weight", "linear2.weight")
     assert chosen("model.hidden=[]") == ()
-    with pytest.raises(
-        ExperimentError, match=r'^model\.ternary = "conv\*": matches no Linear or Conv layer; there is l'
-    ):
-        chosen('model.ternary=["linear2", "conv*"]')
+    for pattern, hint in (("conv*", "there is linear1, linear2, linear3"), ("liner2", "did you mean linear2?")):
+        sentence = f'model.ternary = "{pattern}": matches no layer and no parameter; {hint}'
+        with pytest.raises(ExperimentError, match=f"^{re.escape(sentence)}$"):
+            chosen(f'model.ternary=["linear2", "{pattern}"]')
 
 
 @pytest.mark.parametrize(

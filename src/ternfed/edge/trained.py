@@ -18,7 +18,8 @@ from ternfed.data.values import DataSet, Samples
 from ternfed.edge.inputs import Inputs, ModelError, call
 from ternfed.experiment.experiment import Experiment
 from ternfed.files import facts_of, load_tensors
-from ternfed.quantize.layers import NoTernaryLayersError, Quantizable, freeze, ternary_weights
+from ternfed.quantize.choice import NoTernaryLayersError, can_be_ternary
+from ternfed.quantize.layers import freeze, ternary_weights
 from ternfed.quantize.ternary import Ternary, recognise
 from ternfed.runs.folder import RunError, read_run
 from ternfed.task import CLASSIFICATION, Task
@@ -193,12 +194,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _candidates(network: nn.Module) -> dict[str, Tensor]:
-    """Weights of Linear and Conv layers by name; one that several layers share by its first name."""
-    layers = [(name, module) for name, module in network.named_modules() if isinstance(module, Quantizable)]
-    first: dict[int, str] = {}
-    for name, module in layers:
-        first.setdefault(id(module.weight), f"{name}.weight".removeprefix("."))
-    return {name: network.get_parameter(name).data for name in first.values()}
+    """Every weight that may be ternary, by name; one that several layers share by its first name."""
+    return {name: network.get_parameter(name).data for name in can_be_ternary(network)}
 
 
 def _outputs(network: nn.Module, inputs: Inputs) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, unique
+from torch import Tensor, nn, unique
 
 from ternfed.aggregation.aggregation import Aggregation
 from ternfed.algorithms.algorithm import Algorithm, Network, Training
@@ -102,12 +103,14 @@ class Experiment:
     def to_table(self) -> Table:
         """Every setting as plain values, for TOML and JSON."""
         options = {key: plain(value) for key, value in self.model.options.items()}
+        given = {"trainable": self.model.trainable, "weights": self.model.weights}
+        part = {key: plain(value) for key, value in given.items() if value is not None}
         preset = {} if self.algorithm.preset is None else {"preset": self.algorithm.preset}
         return {
             "name": self.name,
             "seed": self.seed,
             "data": write(self.data),
-            "model": {"name": self.model.name, "ternary": plain(self.model.ternary), **options},
+            "model": {"name": self.model.name, "ternary": plain(self.model.ternary), **part, **options},
             "federation": {key: value for key, value in write(self.federation).items() if value != "none"},
             "training": write(self.training),
             "algorithm": {"name": self.algorithm.name, **preset, **write(self.algorithm.settings)},
@@ -162,7 +165,13 @@ class Experiment:
 
     def make_network(self, data: DataSet) -> Network:
         """The network for this data, its first weights drawn from the seed."""
-        return named.make_network(self.model.name, self.model.ternary, self.model.options, data, self.seed)
+        own = self.model
+        return named.make_network(own.name, own.ternary, own.options, data, self.seed, own.trainable, own.weights)
+
+    def network_of(self, model: nn.Module, data: DataSet, task: Task = CLASSIFICATION) -> Network:
+        """The network of a caller's own model, of which a copy is taken."""
+        own = self.model
+        return named.network_of(deepcopy(model), own.ternary, data, own.trainable, own.weights, task)
 
     def make_algorithm(self, network: Network) -> Algorithm:
         """The algorithm for this network."""
@@ -223,7 +232,9 @@ def _parse(text: str, where: str) -> Table:
 def _read_model(table: Table) -> ModelSettings:
     name = convert(table.pop("name"), str, "model.name")
     ternary = convert(table.pop("ternary"), Literal["inner", "all"] | tuple[str, ...], "model.ternary")
-    return ModelSettings(name, ternary, named.network_options(name, table))
+    trainable = convert(table.pop("trainable", None), tuple[str, ...] | None, "model.trainable")
+    weights = convert(table.pop("weights", None), str | None, "model.weights")
+    return ModelSettings(name, ternary, named.network_options(name, table), trainable, weights)
 
 
 def _read_algorithm(table: Table) -> AlgorithmChoice:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from math import prod
@@ -24,12 +23,18 @@ from torch import nn
 from ternfed import aggregation, algorithms
 from ternfed.aggregation.aggregation import Aggregation
 from ternfed.algorithms.algorithm import About, Algorithm, Network
+from ternfed.data.images import normalise
 from ternfed.data.values import DataSet
 from ternfed.draws import seed_of
+from ternfed.experiment.checkpoint import load_weights
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown, write
-from ternfed.quantize.layers import NoTernaryLayersError, Quantizable
+from ternfed.quantize.choice import Choice, NoMatch, NoTernaryLayersError, untrained
+from ternfed.task import CLASSIFICATION, Task
 
 NETWORKS = ("mlp", "cnn", "resnet18")
+
+OF_ANY_NETWORK = ("name", "ternary", "trainable", "weights")
+"""What can be said of every network; the other settings of a model are its own options."""
 
 FROM_DATA = ("shape", "inputs", "channels", "channels_in", "size", "classes")
 """Arguments of a network's function that the data set decides."""
@@ -140,7 +145,10 @@ def network_options(name: str, given: Mapping[str, Any]) -> Table:
     }
     for key, value in given.items():
         if key not in options:
-            raise unknown(f"model.{key}", value, [f"model.{option}" for option in ("name", "ternary", *options)])
+            raise unknown(f"model.{key}", value, [f"model.{option}" for option in (*OF_ANY_NETWORK, *options)])
+    taken = [key for key in OF_ANY_NETWORK if key in options]
+    if taken:
+        raise ExperimentError(f"model.name = {shown(name)}: needs another name for its argument {taken[0]}")
     values = {**options, **given}
     missing = [key for key, value in values.items() if value is inspect.Parameter.empty]
     if missing:
@@ -149,9 +157,15 @@ def network_options(name: str, given: Mapping[str, Any]) -> Table:
 
 
 def make_network(
-    name: str, ternary: str | tuple[str, ...], options: Mapping[str, Any], data: DataSet, seed: int
+    name: str,
+    ternary: Choice,
+    options: Mapping[str, Any],
+    data: DataSet,
+    seed: int,
+    trainable: Sequence[str] | None = None,
+    weights: str | None = None,
 ) -> Network:
-    """The network for this data set, its first weights drawn from the seed, with its ternary layers chosen."""
+    """The network for this data set, its first weights drawn from the seed or read from a file, its parts chosen."""
     function = _network_function(name)
     facts = _facts(name, data)
     with torch.random.fork_rng(devices=[]):
@@ -164,19 +178,31 @@ def make_network(
         raise ExperimentError(
             f"model.name = {shown(name)}: returned {type(model).__name__}; a torch.nn.Module is needed"
         )
-    if ternary == "inner":
-        try:
-            return Network.of(model)
-        except NoTernaryLayersError:
-            return Network(model)  # enough for an algorithm that quantizes nothing
-    patterns = ("*",) if ternary == "all" else ternary
-    layers = [layer for layer, module in model.named_modules() if isinstance(module, Quantizable)]
-    for pattern in patterns:
-        if not any(fnmatchcase(layer, pattern) for layer in layers):
-            raise ExperimentError(
-                f"model.ternary = {shown(pattern)}: matches no Linear or Conv layer; there is {', '.join(layers)}"
-            )
-    return Network.of(model, lambda layer, _: any(fnmatchcase(layer, pattern) for pattern in patterns))
+    return network_of(model, ternary, data, trainable, weights)
+
+
+def network_of(
+    model: nn.Module,
+    ternary: Choice,
+    data: DataSet,
+    trainable: Sequence[str] | None = None,
+    weights: str | None = None,
+    task: Task = CLASSIFICATION,
+) -> Network:
+    """The network of a model, which it takes over: in float32, which all algorithms compute in, its parts chosen."""
+    model.float()
+    if weights is not None:
+        load_weights(model, weights)
+    sample = normalise(data.train.inputs[:1], data.mean, data.std)
+    key = "model.trainable"
+    try:
+        frozen = () if trainable is None else untrained(model, trainable)
+        key = "model.ternary"
+        return Network.of(model, ternary, task, frozen=frozen, sample=sample)
+    except NoMatch as error:
+        raise ExperimentError(f"{key} = {shown(error.pattern)}: {error.reason}") from error
+    except NoTernaryLayersError as error:
+        raise ExperimentError(f"{key} = {shown(ternary)}: {error}") from error
 
 
 def _network_function(name: str) -> Callable[..., nn.Module]:

@@ -41,12 +41,18 @@ class ModelSettings:
     name: str
     """`mlp`, `cnn`, `resnet18`, or `module:function` of a user's own."""
     ternary: Literal["inner", "all"] | tuple[str, ...]
-    """`inner`: all Linear and Conv layers but the first and the last. Or names of layers, with wildcards."""
+    """`inner`: all layers but the first and the last. `all`: every matrix and kernel. Or names of layers or parameters,
+    with `*`, and `!` before those to leave out."""
     options: Mapping[str, Any]
     """Arguments of the network's function, beside those that the data decides."""
+    trainable: tuple[str, ...] | None = None
+    """What is trained and travels, by the same patterns; None: everything."""
+    weights: str | None = None
+    """A safetensors file that the model starts from; None: weights drawn from the seed."""
 
     def __post_init__(self) -> None:
         need(self.ternary != (), "model.ternary", self.ternary, 'at least one name, "inner" or "all" is needed')
+        need(self.trainable != (), "model.trainable", self.trainable, "at least one name is needed")
 
 
 @dataclass(frozen=True)

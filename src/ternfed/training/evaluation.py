@@ -37,9 +37,9 @@ class Evaluator:
     @cached_property
     def _counting(self) -> nn.Module:
         """The model in training mode, its BatchNorm statistics a plain mean over all batches."""
-        model = deepcopy(self.network.model).to(self.samples.inputs.device).train()
+        model = self.network.in_training(deepcopy(self.network.model).to(self.samples.inputs.device))
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
                 module.momentum = None
         return model
 
