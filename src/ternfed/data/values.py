@@ -129,6 +129,8 @@ def _inputs(values: Array, key: str) -> Tensor:
         array = array[:, None]
     if array.ndim == 4 and array.shape[1] > 4 >= array.shape[3]:
         raise ValueError(f"{key} has shape {array.shape}, channels last; N×C×H×W is needed: transpose(0, 3, 1, 2)")
+    if array.dtype.kind in "ui" and array.dtype != np.uint8:
+        return torch.from_numpy(_writable(array.astype(np.int64)))
     if array.dtype != np.uint8:
         array = array.astype(np.float32)
         if not np.isfinite(array).all():

@@ -168,10 +168,10 @@ class Experiment:
         own = self.model
         return named.make_network(own.name, own.ternary, own.options, data, self.seed, own.trainable, own.weights)
 
-    def network_of(self, model: nn.Module, data: DataSet, task: Task = CLASSIFICATION) -> Network:
+    def network_of(self, model: nn.Module, data: DataSet) -> Network:
         """The network of a caller's own model, of which a copy is taken."""
         own = self.model
-        return named.network_of(deepcopy(model), own.ternary, data, own.trainable, own.weights, task)
+        return named.network_of(deepcopy(model), own.ternary, data, own.trainable, own.weights)
 
     def make_algorithm(self, network: Network) -> Algorithm:
         """The algorithm for this network."""

@@ -29,7 +29,6 @@ from ternfed.draws import seed_of
 from ternfed.experiment.checkpoint import load_weights
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown, write
 from ternfed.quantize.choice import Choice, NoMatch, NoTernaryLayersError, untrained
-from ternfed.task import CLASSIFICATION, Task
 
 NETWORKS = ("mlp", "cnn", "resnet18")
 
@@ -187,7 +186,6 @@ def network_of(
     data: DataSet,
     trainable: Sequence[str] | None = None,
     weights: str | None = None,
-    task: Task = CLASSIFICATION,
 ) -> Network:
     """The network of a model, which it takes over: in float32, which all algorithms compute in, its parts chosen."""
     model.float()
@@ -198,7 +196,7 @@ def network_of(
     try:
         frozen = () if trainable is None else untrained(model, trainable)
         key = "model.ternary"
-        return Network.of(model, ternary, task, frozen=frozen, sample=sample)
+        return Network.of(model, ternary, frozen=frozen, sample=sample)
     except NoMatch as error:
         raise ExperimentError(f"{key} = {shown(error.pattern)}: {error.reason}") from error
     except NoTernaryLayersError as error:
