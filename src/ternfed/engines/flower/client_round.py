@@ -83,9 +83,17 @@ def find_data(experiment: Experiment, setup: ClientSetup, loaded: Mapping[str, D
     return loaded[name] if name in loaded else load(name)
 
 
-def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet) -> Site:
-    """A client's place of work in an experiment, on the data that `find_data` found."""
+def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet, frozen: str = "") -> Site:
+    """A client's place of work in an experiment, on the data that `find_data` found.
+
+    `frozen` is the server's digest of the weights that do not travel: this client must have the same.
+    """
     network = experiment.make_network(data)
+    if frozen and network.digest != frozen:
+        raise ExperimentError(
+            f"model.trainable: the frozen weights of this client ({str(network.digest)[:8]}) are not those of the "
+            f"server ({frozen[:8]}); both need the same file (model.weights), or the same version of the model"
+        )
     algorithm = experiment.make_algorithm(network)
     if setup.data is not None:
         samples = torch.arange(len(data.train))

@@ -71,7 +71,7 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
             listen = ListenAddress(certificates, "127.0.0.1", processes.free_port())
             stack.enter_context(local_clients(plan.experiment, listen, network / "clients", data))
         federation = open_federation(plan.experiment, data)
-        connections = stack.enter_context(open_connections(plan.experiment, listen, network, run))
+        connections = stack.enter_context(open_connections(federation, listen, network, run))
         say(f"listening on {listen.host}:{connections.gate.port}")
         if len(past) < plan.experiment.federation.rounds:
             wait_for_clients(connections, clients if plan.wait_for is None else plan.wait_for, plan.terms, say)
