@@ -126,7 +126,7 @@ def from_run(
     data = load(experiment.data.dataset, data_folder)
     network = experiment.make_network(data)
     weights, inside = _read_safetensors(path / f"{which}.safetensors")
-    _load_weights(network.model, weights, str(path))
+    _load_weights(network.model, weights, str(path), network.frozen)
     number = inside.get("round")
     record = next((each for each in run.rounds if each.round == number), None)
     result = trained(
@@ -208,7 +208,8 @@ def _outputs(network: nn.Module, inputs: Inputs) -> int:
     return result.shape[1]
 
 
-def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str, has: tuple[str, ...] = ()) -> None:
+    """Load all weights but those that the network has already."""
     try:
         missing, unexpected = network.load_state_dict(dict(weights), strict=False)
     except RuntimeError as error:
@@ -216,7 +217,7 @@ def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str)
             f"{where}: its weights do not fit the network ({str(error).splitlines()[-1].strip()})"
         ) from error
     # A parameter with two names is saved under one.
-    own = {*dict(network.named_parameters()), *dict(network.named_buffers())}
+    own = {*dict(network.named_parameters()), *dict(network.named_buffers())} - set(has)
     wrong = [*(name for name in missing if name in own), *unexpected]
     if wrong:
         raise ModelError(f"{where}: its weights are not those of the network: {', '.join(sorted(wrong)[:3])}")
@@ -237,7 +238,9 @@ def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
     dtype = torch.uint8 if inputs.dtype == "uint8" else torch.float32
     sample = Samples(torch.zeros(1, *inputs.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
     shape_only = DataSet("the file", sample, sample, facts["classes"], inputs.mean, inputs.std)
-    return Experiment.from_table(facts["settings"]).make_network(shape_only).model
+    experiment = Experiment.from_table(facts["settings"])
+    started = replace(experiment.model, weights=None)  # the file itself has them
+    return replace(experiment, model=started).make_network(shape_only).model
 
 
 def _with_kept(result: Trained, kept: Mapping[str, str]) -> Trained:
