@@ -32,11 +32,8 @@ class Net(nn.Module):
         self.stem, self.body, self.head = nn.Linear(4, 8), body, nn.Linear(8, 3)
 
     def forward(self, batch: Tensor) -> Tensor:
-        x = self.stem(batch)
-        if isinstance(self.body, nn.ConvTranspose1d):
-            x = self.body(x.transpose(1, 2)).transpose(1, 2)
-        else:
-            x = self.body(x)
+        stem, turned = self.stem(batch), isinstance(self.body, nn.ConvTranspose1d)
+        x = self.body(stem.transpose(1, 2)).transpose(1, 2) if turned else self.body(stem)
         out: Tensor = self.head((x[0] if isinstance(x, tuple) else x).mean(1))
         return out
 
