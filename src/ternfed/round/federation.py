@@ -128,11 +128,11 @@ def open_federation(
 ) -> Federation:
     """Model, partition and evaluators of an experiment, drawn from its seed; or with a caller's own model and task."""
     network = experiment.make_network(data) if model is None else Network.of(model)
-    network = network if task is None else replace(network, task=task)
+    network = replace(network, task=task or experiment.make_task())
     check_task(network.task, data)
     experiment.check_with(data, network.task)
     algorithm = experiment.make_algorithm(network)
-    held, parts = experiment.make_partition(data.train.labels, network.task)
+    held, parts = experiment.make_partition(data.train.labels, network.task, data.clients)
     if algorithm.central:
         parts = [torch.cat(parts)]
     held_out = Evaluator.of(network, data, data.train.take(held), device) if len(held) else None
@@ -143,7 +143,8 @@ def open_federation(
 
 
 def check_task(task: Task, data: DataSet) -> None:
-    """Refuse targets that are not the task's, and a metric whose name a record has for something else."""
+    """Refuse targets that are not the task's or not finite, and a metric whose name a record has for something else."""
+    data.check()
     if data.train.labels.dtype != task.targets:
         own, wanted = (str(dtype).removeprefix("torch.") for dtype in (data.train.labels.dtype, task.targets))
         raise ExperimentError(f"{task.name}: needs targets of type {wanted}, but those of {data.name} are {own}")
