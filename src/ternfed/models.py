@@ -159,7 +159,8 @@ class _CausalBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(width)
-        self.attend = nn.Linear(width, 3 * width)
+        # A bias of the keys changes no attention: its gradient is rounding alone, which Adam would make steps of.
+        self.attend = nn.Linear(width, 3 * width, bias=False)
         self.project = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
         self.widen = nn.Linear(width, 4 * width)

@@ -25,7 +25,7 @@ from ternfed.data.files import (
 )
 from ternfed.data.hub import decode_splits, from_hub, open_hub
 from ternfed.data.images import Augment, crop_flip, normalise
-from ternfed.data.text import LENGTH, read_text
+from ternfed.data.text import LENGTH, read_text, text_files
 from ternfed.data.values import DataMissing, DataSet, Samples, from_arrays
 from ternfed.named_function import FunctionMissing, named_function
 from ternfed.task import CLASSIFICATION, Task
@@ -93,7 +93,7 @@ def load(name: str, folder: Path | None = None, task: Task = CLASSIFICATION, len
     if name in _KNOWN:
         return _known(name, _KNOWN[name], folder)
     if name == "shakespeare":
-        return read_text(_shakespeare(folder), name, length)
+        return read_text(text_files(_shakespeare(folder)), name, length)
     kind, colon, place = name.partition(":")
     if kind in FOLDERS and colon:
         return _from_folder(kind, Path(place), task, length)
@@ -138,7 +138,7 @@ def _from_folder(kind: str, place: Path, task: Task, length: int) -> DataSet:
     if not place.is_dir():
         raise DataMissing(f"dataset = {name}: there is no such folder")
     if kind == "text":
-        return read_text(place, name, length)
+        return read_text(text_files(place), name, length)
     arrays = read_arrays(place) if kind == "arrays" else read_columns(place)
     return from_arrays(name, *(arrays[field] for field in FIELDS), task=task, clients=arrays.get(CLIENTS))
 

@@ -7,6 +7,7 @@ is left at the end of a part, fewer characters than a sequence needs, is not use
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ LENGTH = 80
 """Characters of a sequence, as in the first experiments with Shakespeare's roles (McMahan et al. 2017)."""
 
 
-def read_text(folder: Path, name: str, length: int = LENGTH) -> DataSet:
-    """The data set of a folder with one `.txt` file per client, in the order of their names."""
-    parts = {file: _cut(_characters(file)) for file in text_files(folder)}
+def read_text(files: Sequence[Path], name: str, length: int = LENGTH) -> DataSet:
+    """The data set of these files, one per client in this order."""
+    parts = {file: _cut(_characters(file)) for file in files}
     known = np.unique(np.concatenate([train for train, _ in parts.values()]))
     train, test, owners = [], [], []
     for client, (file, (first, last)) in enumerate(parts.items()):
@@ -36,20 +37,19 @@ def read_text(folder: Path, name: str, length: int = LENGTH) -> DataSet:
         owners.append(np.full(len(pieces), client, np.int64))
     held = np.concatenate(test)
     if len(held) == 0:
-        raise ValueError(f"{folder}: no file's last tenth makes a sequence of {length}; lower data.length")
+        raise ValueError(f"{name}: no file's last tenth makes a sequence of {length}; lower data.length")
     clients = torch.from_numpy(np.concatenate(owners))
     samples, tests = _samples(np.concatenate(train)), _samples(held)
     return DataSet(name, samples, tests, len(known) + 1, (0.0,), (1.0,), clients=clients)
 
 
-def vocabulary(folder: Path) -> str:
+def vocabulary(files: Sequence[Path]) -> str:
     """The characters of the ids from 1 on."""
-    known = np.unique(np.concatenate([_cut(_characters(file))[0] for file in text_files(folder)]))
-    return "".join(map(chr, known))
+    return "".join(map(chr, np.unique(np.concatenate([_cut(_characters(file))[0] for file in files]))))
 
 
 def text_files(folder: Path) -> list[Path]:
-    """The clients' files, in the order of their names."""
+    """A folder's clients, in the order of their names."""
     files = sorted(folder.glob("*.txt"))
     if not files:
         raise DataMissing(f"{folder}: holds no .txt files; one for each client is needed")
