@@ -79,6 +79,8 @@ def split_label(group: Group) -> str:
             return f"β = {_number(data.get('balance'))}"
         case "dirichlet":
             return f"Dirichlet α = {_number(data.get('alpha'))}"
+        case "natural":
+            return "natural"
     return _own(str(data["partition"]))
 
 
