@@ -140,6 +140,12 @@ class TestEachTaskLearnsFromRealData:
         assert record.metric == "f1"
         assert record.score > 0.9
 
+    def test_labels_that_are_neither_there_nor_not(self) -> None:
+        data = digits_for(TASKS["multilabel"]["f1"])
+        data.train.labels[5, 1] = 2.0
+        with pytest.raises(ExperimentError, match="multilabel: needs 0 or 1 for each label as a target"):
+            next(iter(federate(chain(64, 3), data, *FEW, "task.name=multilabel")))
+
     def test_the_ink_of_a_digit(self) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(

@@ -82,6 +82,8 @@ class Task:
     """The sum over a batch; None: the mean times what it is the mean over."""
     dense: bool = False
     """A sample has many targets of its own, one per token or pixel; those of `IGNORED` do not count."""
+    needs: Callable[[Tensor], str | None] = lambda targets: None
+    """What these targets would have to be, in words; None where nothing is wrong with them."""
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss summed over a batch."""
@@ -190,6 +192,7 @@ def _multilabel(metric: Metric) -> Task:
         metric=metric,
         predict=lambda outputs: (outputs > 0).to(torch.int64),
         words=("labels", "labels_of_samples"),
+        needs=lambda targets: None if bool(((targets == 0) | (targets == 1)).all()) else "0 or 1 for each label",
     )
 
 

@@ -121,6 +121,11 @@ class TestWholeNumbers:
         assert data.train.inputs.dtype == torch.int64
         assert data.train.inputs.tolist() == ids.tolist()
 
+    def test_and_a_network_for_numbers_says_so(self) -> None:
+        ids = np.arange(240).reshape(60, 4) % 7
+        with pytest.raises(ExperimentError, match="make them floats where they are measurements"):
+            open_federation(experiment("data.partition=iid"), from_arrays("ids", ids, Y, ids, Y))
+
     def test_but_pixels_are_pixels(self) -> None:
         pixels = np.zeros((60, 8, 8), np.uint8)
         assert from_arrays("pixels", pixels, Y, pixels, Y).train.inputs.dtype == torch.uint8

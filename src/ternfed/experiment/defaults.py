@@ -52,7 +52,7 @@ BY_DATASET: Mapping[str, Mapping[str, Table]] = {
         "data": {"partition": "natural", "length": LENGTH, "hold_out": 0.02},
         "task": {"name": "language"},
         "model": {"name": "charlstm"},
-        "federation": {"clients": 425, "participation": 10 / 425},
+        "federation": {"clients": 425, "participation": 0.0235},
         "training": {"rate": 1.0, "epochs": 1, "batch": 10},
     },
 }

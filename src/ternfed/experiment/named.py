@@ -226,6 +226,11 @@ def _facts(name: str, data: DataSet) -> Table:
             f"model.name = {shown(name)}: takes sequences of whole numbers, but a sample of {data.name} is {kind} of "
             f"the shape {shape}"
         )
+    if name in NETWORKS and "vocabulary" in facts and "vocabulary" not in wanted:
+        raise ExperimentError(
+            f"model.name = {shown(name)}: takes numbers, but the samples of {data.name} are whole numbers, which stand "
+            "for tokens; make them floats where they are measurements"
+        )
     if len(shape) != 3 and any(key in wanted for key in ("channels", "channels_in", "size")):
         raise ExperimentError(
             f"model.name = {shown(name)}: takes images, but a sample of {data.name} has the shape {shape}"

@@ -148,6 +148,9 @@ def check_task(task: Task, data: DataSet) -> None:
     if data.train.labels.dtype != task.targets:
         own, wanted = (str(dtype).removeprefix("torch.") for dtype in (data.train.labels.dtype, task.targets))
         raise ExperimentError(f"{task.name}: needs targets of type {wanted}, but those of {data.name} are {own}")
+    for samples in (data.train, data.test):
+        if (needed := task.needs(samples.labels)) is not None:
+            raise ExperimentError(f"{task.name}: needs {needed} as a target, which {data.name} has not")
     strata = task.strata(data.train.labels)
     if strata is not None and strata.dim() != 1:
         raise ExperimentError(f"{task.name}: needs one class per sample, but {data.name} has {tuple(strata.shape)}")
