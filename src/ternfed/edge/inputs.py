@@ -22,7 +22,8 @@ class Inputs:
     """One sample as it comes, before normalisation."""
 
     shape: tuple[int, ...]
-    dtype: Literal["uint8", "float32"] = "float32"
+    dtype: Literal["uint8", "int64", "float32"] = "float32"
+    """int64: token ids."""
     mean: tuple[float, ...] = (0.0,)
     """Per channel or for all, of inputs scaled to [0, 1]."""
     std: tuple[float, ...] = (1.0,)
@@ -31,8 +32,10 @@ class Inputs:
     def of(data: DataSet) -> Inputs:
         """Those of a data set."""
         samples = data.train.inputs
-        dtype: Literal["uint8", "float32"] = "uint8" if samples.dtype == torch.uint8 else "float32"
-        return Inputs(tuple(samples.shape[1:]), dtype, data.mean, data.std)
+        shape = tuple(samples.shape[1:])
+        if samples.dtype == torch.uint8:
+            return Inputs(shape, "uint8", data.mean, data.std)
+        return Inputs(shape, "int64" if samples.dtype == torch.int64 else "float32", data.mean, data.std)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Inputs:
@@ -43,6 +46,8 @@ class Inputs:
     def example(self, batch: int) -> Tensor:
         """So many samples of this kind, always the same ones: (batch, *shape)."""
         generator = torch.Generator().manual_seed(batch)
+        if self.dtype == "int64":  # an id that every vocabulary has
+            return torch.zeros(batch, *self.shape, dtype=torch.int64)
         values = torch.rand(batch, *self.shape, generator=generator)
         return (255 * values).to(torch.uint8) if self.dtype == "uint8" else values
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ternfed.data.sets import load
 from ternfed.data.values import DataSet, Samples
 from ternfed.edge.inputs import Inputs, ModelError, call
 from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.named import find_task
 from ternfed.files import facts_of, load_tensors
 from ternfed.quantize.choice import NoTernaryLayersError, can_be_ternary
 from ternfed.quantize.layers import freeze, ternary_weights
@@ -123,7 +123,7 @@ def from_run(
     path = Path(folder)
     run = read_run(path)
     experiment = Experiment.from_table(run.settings)
-    data = load(experiment.data.dataset, data_folder)
+    data = experiment.load_data(data_folder)
     network = experiment.make_network(data)
     weights, inside = _read_safetensors(path / f"{which}.safetensors")
     _load_weights(network.model, weights, str(path), network.frozen)
@@ -140,17 +140,17 @@ def from_run(
     return result
 
 
-def from_file(path: str | Path, network: nn.Module | None = None, task: Task = CLASSIFICATION) -> Trained:
+def from_file(path: str | Path, network: nn.Module | None = None, task: Task | None = None) -> Trained:
     """The model of a `.tern` or `.safetensors` file that `export` wrote; its weights are held to their digest.
 
-    The network is made from the settings in the file; a model that was exported without settings needs it given, and
-    one that learned a task of the user's own needs that.
+    The network and the task are made from the settings in the file; a model that was exported without settings needs
+    its network given, and one that learned a task of the user's own needs that.
     """
     path = Path(path)
     weights, facts = read_weights(path)
     if not {"digest", "inputs", "classes"} <= set(facts):
         raise ModelError(f"{path}: was not written by ternfed export; export the run folder instead")
-    check_task(path, facts, task)
+    task = task_of(path, facts, task)
     inputs = Inputs.from_table(facts["inputs"])
     if network is None:
         network = _network(path, facts, inputs)
@@ -164,11 +164,14 @@ def from_file(path: str | Path, network: nn.Module | None = None, task: Task = C
     return _with_kept(result, facts["float"])
 
 
-def check_task(path: Path, facts: Mapping[str, Any], task: Task) -> None:
-    """Refuse to read a model's outputs as those of another task than it learned."""
+def task_of(path: Path, facts: Mapping[str, Any], given: Task | None = None) -> Task:
+    """The task that a model learned: the one given, or that of its settings; never another than it learned."""
+    settings = (facts.get("settings") or {}).get("task")
+    task = given or (find_task(**settings) if settings else CLASSIFICATION)
     learned = facts.get("task", CLASSIFICATION.name)
     if learned != task.name:
         raise ModelError(f"{path}: its model learned {learned}, not {task.name}; give its task")
+    return task
 
 
 def open_trained(
@@ -235,7 +238,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
     if facts["settings"] is None:
         raise ModelError(f"{path}: holds weights without settings to make the network from; give the network")
-    dtype = torch.uint8 if inputs.dtype == "uint8" else torch.float32
+    dtype = {"uint8": torch.uint8, "int64": torch.int64}.get(inputs.dtype, torch.float32)
     sample = Samples(torch.zeros(1, *inputs.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
     shape_only = DataSet("the file", sample, sample, facts["classes"], inputs.mean, inputs.std)
     experiment = Experiment.from_table(facts["settings"])

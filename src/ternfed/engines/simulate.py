@@ -24,7 +24,7 @@ from ternfed.round.federation import Federation, RoundOutcome, conclude, open_fe
 from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunError, RunFolder, Saved
-from ternfed.task import CLASSIFICATION, Task
+from ternfed.task import Task
 from ternfed.training.choose import train_recovering
 
 __all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
@@ -52,12 +52,13 @@ def play(federation: Federation, state: State | None = None) -> Iterator[tuple[S
 
 
 def federate(
-    model: nn.Module, data: DataSet, *settings: str, device: str = "cpu", task: Task = CLASSIFICATION
+    model: nn.Module, data: DataSet, *settings: str, device: str = "cpu", task: Task | None = None
 ) -> Iterator[Round]:
     """Train a model of your own across simulated clients; after each round it holds the global weights.
 
-    `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say. The logger
-    `ternfed` says, once and as information, which weights are ternary. Training is in float32, whatever the model has.
+    `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say. A task is
+    given as one of them, `task.name=regression`, or as a value. The logger `ternfed` says, once and as information,
+    which weights are ternary. Training is in float32, whatever the model has.
     """
     for setting in settings:
         key = setting.partition("=")[0].strip()

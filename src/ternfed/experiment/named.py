@@ -1,4 +1,4 @@
-"""Networks, algorithms and aggregation rules by name: the built-in ones, and a user's own as `module:function`.
+"""Networks, tasks, algorithms and aggregation rules by name: the built-in ones, and a user's own as `module:function`.
 
 A name X is short for `ternfed.models:X`, `ternfed.algorithms.X:algorithm` and `ternfed.aggregation.X:aggregation`.
 Which settings there are follows from the function itself: a network's options are its arguments, an algorithm's the
@@ -29,13 +29,14 @@ from ternfed.draws import seed_of
 from ternfed.experiment.checkpoint import load_weights
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown, write
 from ternfed.quantize.choice import Choice, NoMatch, NoTernaryLayersError, untrained
+from ternfed.task import TASKS, Task
 
-NETWORKS = ("mlp", "cnn", "resnet18")
+NETWORKS = ("mlp", "cnn", "resnet18", "charlstm", "chartransformer")
 
 OF_ANY_NETWORK = ("name", "ternary", "trainable", "weights")
 """What can be said of every network; the other settings of a model are its own options."""
 
-FROM_DATA = ("shape", "inputs", "channels", "channels_in", "size", "classes")
+FROM_DATA = ("shape", "inputs", "channels", "channels_in", "size", "classes", "vocabulary", "length")
 """Arguments of a network's function that the data set decides."""
 
 
@@ -92,7 +93,9 @@ def with_later(table: Table) -> Table:
         found = find_algorithm(own["name"])
         base = found.presets.get(str(own.get("preset"))) or found.settings()
         later["algorithm"] = {**write(base), **found.about.before}
-    return {**table, **{section: {**new, **table[section]} for section, new in later.items() if section in table}}
+    later["task"] = {} if "task" in table else {"name": "classification", "metric": "accuracy"}
+    known = (section for section in later if section == "task" or section in table)
+    return {**table, **{section: {**later[section], **table.get(section, {})} for section in known}}
 
 
 @cache
@@ -126,6 +129,29 @@ def check_aggregation(name: str) -> None:
 def built_in_aggregations() -> tuple[str, ...]:
     """The files of `aggregation/` that hold a function `aggregation`."""
     return _files_with(aggregation, "aggregation")
+
+
+def find_task(name: str, metric: str) -> Task:
+    """The task of that name, judged by that metric; ExperimentError where there is none."""
+    check_task(name, metric)
+    if name in TASKS:
+        return TASKS[name][metric]
+    made = find_function("task.name", name)()
+    if not isinstance(made, Task):
+        raise ExperimentError(f"task.name = {shown(name)}: returned {type(made).__name__}; a Task is needed")
+    return made
+
+
+def check_task(name: str, metric: str) -> None:
+    """Refuse a name that no task can have, or a metric that is not one of it, without importing a user's module."""
+    if ":" in name:
+        if metric != "own":
+            raise ExperimentError(f"task.metric = {shown(metric)}: has no meaning with {name}, which brings its own")
+        return
+    if name not in TASKS:
+        raise ExperimentError(f"task.name = {shown(name)}: {either(TASKS)} or module:function is allowed")
+    if metric not in TASKS[name]:
+        raise ExperimentError(f"task.metric = {shown(metric)}: {either(TASKS[name])} is allowed with {shown(name)}")
 
 
 def _files_with(package: ModuleType, function: str) -> tuple[str, ...]:
@@ -215,7 +241,20 @@ def _facts(name: str, data: DataSet) -> Table:
     facts = {"shape": shape, "inputs": prod(shape), "classes": data.classes}
     if len(shape) == 3:
         facts |= {"channels": shape[0], "channels_in": shape[0], "size": shape[2]}
+    if data.train.inputs.dtype == torch.int64 and len(shape) == 1:
+        facts |= {"vocabulary": data.classes, "length": shape[0]}
     wanted = inspect.signature(_network_function(name)).parameters
+    if "vocabulary" in wanted and "vocabulary" not in facts:
+        kind = str(data.train.inputs.dtype).removeprefix("torch.")
+        raise ExperimentError(
+            f"model.name = {shown(name)}: takes sequences of whole numbers, but a sample of {data.name} is {kind} of "
+            f"the shape {shape}"
+        )
+    if name in NETWORKS and "vocabulary" in facts and "vocabulary" not in wanted:
+        raise ExperimentError(
+            f"model.name = {shown(name)}: takes numbers, but the samples of {data.name} are whole numbers, which stand "
+            "for tokens; make them floats where they are measurements"
+        )
     if len(shape) != 3 and any(key in wanted for key in ("channels", "channels_in", "size")):
         raise ExperimentError(
             f"model.name = {shown(name)}: takes images, but a sample of {data.name} has the shape {shape}"

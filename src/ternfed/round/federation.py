@@ -138,7 +138,7 @@ def open_federation(
     experiment.check_with(data, network.task)
     check_labels(network, data)
     algorithm = experiment.make_algorithm(network)
-    held, parts = experiment.make_partition(data.train.labels, network.task)
+    held, parts = experiment.make_partition(data.train.labels, network.task, data.clients)
     if algorithm.central:
         parts = [torch.cat(parts)]
     held_out = Evaluator.of(network, data, data.train.take(held), device) if len(held) else None
@@ -149,10 +149,14 @@ def open_federation(
 
 
 def check_task(task: Task, data: DataSet) -> None:
-    """Refuse targets that are not the task's, and a metric whose name a record has for something else."""
+    """Refuse targets that are not the task's or not finite, and a metric whose name a record has for something else."""
+    data.check()
     if data.train.labels.dtype != task.targets:
         own, wanted = (str(dtype).removeprefix("torch.") for dtype in (data.train.labels.dtype, task.targets))
         raise ExperimentError(f"{task.name}: needs targets of type {wanted}, but those of {data.name} are {own}")
+    for samples in (data.train, data.test):
+        if (needed := task.needs(samples.labels)) is not None:
+            raise ExperimentError(f"{task.name}: needs {needed} as a target, which {data.name} has not")
     strata = task.strata(data.train.labels)
     if strata is not None and strata.dim() != 1:
         raise ExperimentError(f"{task.name}: needs one class per sample, but {data.name} has {tuple(strata.shape)}")

@@ -15,6 +15,9 @@ from ternfed.data.images import normalise
 from ternfed.data.values import DataSet, Samples
 
 BATCH = 1000
+"""Samples at a time, …"""
+NUMBERS = 2**26
+"""… and where each has many targets, no more than so many outputs: 256 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +51,12 @@ class Evaluator:
         """(the score by the task's metric, the mean loss)."""
         task, moved = self.network.task, self._moved(weights)
         sums = loss = torch.zeros((), dtype=torch.float64, device=self.samples.inputs.device)
+        count = task.count(self.samples.labels)
         for inputs, labels in zip(*self._batches(), strict=True):
             outputs = functional_call(self._model, moved, (inputs,))
             sums = sums + task.metric.add(outputs, labels).to(torch.float64)
             loss = loss + task.total(outputs, labels)
-        return task.metric.finish(sums.cpu(), len(self.samples)), loss.item() / len(self.samples)
+        return task.metric.finish(sums.cpu(), len(self.samples)), loss.item() / count
 
     def score(self, weights: Weights) -> float:
         """In the metric's own units."""
@@ -78,4 +82,13 @@ class Evaluator:
         return {name: tensor.to(self.samples.inputs.device) for name, tensor in weights.items()}
 
     def _batches(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        return torch.split(self.samples.inputs, BATCH), torch.split(self.samples.labels, BATCH)
+        return torch.split(self.samples.inputs, self._batch), torch.split(self.samples.labels, self._batch)
+
+    @cached_property
+    def _batch(self) -> int:
+        """So many samples that their outputs fit into memory."""
+        if not self.network.task.dense:
+            return BATCH
+        with torch.no_grad():
+            outputs = int(self._model(self.samples.inputs[:1]).numel())
+        return min(BATCH, max(1, NUMBERS // outputs))

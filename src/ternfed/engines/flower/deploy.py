@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from ternfed.data.sets import load
 from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import make_certificates
 from ternfed.engines.flower.local import local_clients
@@ -64,7 +63,7 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
         listen = plan.listen
         if listen is None:
             torch.set_num_threads(1)  # before its clients are forked from this process
-        data = load(plan.experiment.data.dataset, plan.data)
+        data = plan.experiment.load_data(plan.data)
         if listen is None:
             shutil.rmtree(network / "certs", ignore_errors=True)
             certificates = make_certificates(network / "certs", [], clients)
