@@ -140,7 +140,8 @@ def fill(table: Mapping[str, Any]) -> Table:
 
 def default_name(dataset: str, algorithm: str) -> str:
     """`mnist-tfedavg`; for a `module:function`, the name of the function, for a folder its own."""
-    return "-".join(re.split(r"[:/\\]", name.rstrip("/\\"))[-1] for name in (dataset, algorithm))
+    ends = (re.split(r"[:/\\]", name.rstrip("/\\"))[-1] for name in (dataset, algorithm))
+    return "-".join(re.sub(r"[^\w.-]", "-", end, flags=re.ASCII).lstrip(".") for end in ends)
 
 
 def given_sections(table: Mapping[str, Any]) -> dict[str, Table]:
