@@ -19,7 +19,7 @@ def main(folder: str, rounds: int = 20) -> None:
     data = read_text(text_files(Path(folder))[:ROLES], "roles", length=40)
 
     torch.manual_seed(0)
-    model = chartransformer(vocabulary=data.classes, length=40, width=64, layers=2)
+    model = chartransformer(vocabulary=data.classes, shape=(40,), width=64, layers=2)
     settings = ("task.name=language", "data.partition=natural", f"federation.clients={ROLES}")
     training = ("training.optimizer=adam", "training.rate=0.002", "training.epochs=1", "training.batch=16")
     sent = 0

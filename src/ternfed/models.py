@@ -193,10 +193,13 @@ class CharTransformer(nn.Module):
         return outputs
 
 
-def chartransformer(vocabulary: int, length: int, width: int = 128, layers: int = 4, heads: int = 4) -> CharTransformer:
-    """The next character by a small transformer: four layers, 128 wide."""
+def chartransformer(
+    vocabulary: int, shape: Sequence[int], width: int = 128, layers: int = 4, heads: int = 4
+) -> CharTransformer:
+    """The next character by a small transformer: four layers, 128 wide, for sequences of the shape (length,)."""
     if width % heads:
         raise ValueError(f"heads is {heads}; a divisor of the width {width} is needed")
+    (length,) = shape
     return CharTransformer(vocabulary, length, width, layers, heads)
 
 

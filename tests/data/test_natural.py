@@ -121,6 +121,14 @@ class TestWholeNumbers:
         assert data.train.inputs.dtype == torch.int64
         assert data.train.inputs.tolist() == ids.tolist()
 
+    def test_have_a_vocabulary_that_their_classes_say_nothing_about(self) -> None:
+        ids = np.arange(240).reshape(60, 4) % 7
+        assert from_arrays("reviews", ids, Y, ids, Y).vocabulary == 7
+        text = from_arrays("text", ids, np.minimum(ids, 5), ids, ids % 3, task=LANGUAGE)
+        assert (text.vocabulary, text.classes) == (7, 7)
+        with pytest.raises(ValueError, match="mine: token ids go down to -3"):
+            from_arrays("mine", ids - 3, Y, ids, Y)
+
     def test_and_a_network_for_numbers_says_so(self) -> None:
         ids = np.arange(240).reshape(60, 4) % 7
         with pytest.raises(ExperimentError, match="make them floats where they are measurements"):

@@ -37,14 +37,14 @@ def federation(roles: DataSet, name: str, *settings: str) -> Federation:
 
 
 def test_their_sizes_are_what_the_page_says() -> None:
-    lstm, transformer = charlstm(75), chartransformer(75, 80)
+    lstm, transformer = charlstm(75), chartransformer(75, (80,))
     assert (lstm.lstm.num_layers, lstm.lstm.hidden_size) == (2, 256)
     assert (len(transformer.blocks), transformer.positions.weight.shape) == (4, (80, 128))
     assert sum(p.numel() for p in lstm.parameters()) == 818_595
     assert sum(p.numel() for p in transformer.parameters()) == 821_323
 
 
-@pytest.mark.parametrize("make", [charlstm, lambda vocabulary: chartransformer(vocabulary, 12)])
+@pytest.mark.parametrize("make", [charlstm, lambda vocabulary: chartransformer(vocabulary, (12,))])
 def test_no_place_sees_what_comes_after_it(make: object) -> None:
     assert callable(make)
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def test_three_roles_learn_to_speak(roles: DataSet) -> None:
     torch.manual_seed(0)
     settings = ("task.name=language", "data.partition=natural", "federation.clients=3", "federation.rounds=5")
     training = ("training.optimizer=adam", "training.rate=0.005", "training.batch=8", "training.epochs=2")
-    model = chartransformer(roles.classes, 20, width=32, layers=2)
+    model = chartransformer(roles.classes, (20,), width=32, layers=2)
     records = list(federate(model, roles, *settings, *training))
     most_frequent = roles.train.labels.flatten().bincount().argmax()
     assert records[-1].score > (roles.test.labels == most_frequent).double().mean() + 0.03
@@ -143,6 +143,7 @@ class TestSettingsOfText:
         assert experiment.name == "roles-tfedavg"
         assert (experiment.task.name, experiment.data.length, experiment.model.name) == ("language", 80, "charlstm")
         assert Experiment.from_toml(experiment.to_toml()) == experiment
+        assert Experiment.from_toml("", ["data.dataset=text:../my plays/"]).name == "my-plays-tfedavg"
         assert Experiment.from_toml("", ["data.dataset=shakespeare"]).federation.clients == 425
 
     def test_length_is_for_text_alone(self) -> None:

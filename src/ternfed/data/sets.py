@@ -112,7 +112,7 @@ def without_samples(name: str) -> DataSet | None:
     """A built-in data set with no sample in it, enough to build a network for it; None for a user's own."""
     if name == "shakespeare":
         ids = torch.empty(0, LENGTH, dtype=torch.int64)
-        return DataSet(name, Samples(ids, ids), Samples(ids, ids), SHAKESPEARE, (0.0,), (1.0,))
+        return DataSet(name, Samples(ids, ids), Samples(ids, ids), SHAKESPEARE, (0.0,), (1.0,), vocabulary=SHAKESPEARE)
     shape = DIGITS if name == "digits" else _KNOWN[name].shape if name in _KNOWN else None
     if shape is None:
         return None

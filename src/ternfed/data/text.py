@@ -40,7 +40,8 @@ def read_text(files: Sequence[Path], name: str, length: int = LENGTH) -> DataSet
         raise ValueError(f"{name}: no file's last tenth makes a sequence of {length}; lower data.length")
     clients = torch.from_numpy(np.concatenate(owners))
     samples, tests = _samples(np.concatenate(train)), _samples(held)
-    return DataSet(name, samples, tests, len(known) + 1, (0.0,), (1.0,), clients=clients)
+    count = len(known) + 1
+    return DataSet(name, samples, tests, count, (0.0,), (1.0,), clients=clients, vocabulary=count)
 
 
 def vocabulary(files: Sequence[Path]) -> str:

@@ -59,6 +59,9 @@ class DataSet:
     clients: Tensor | None = None
     """(training samples) int64: the client from 0 on that each belongs to by nature; None where that is not known."""
 
+    vocabulary: int | None = None
+    """Where inputs are token ids: how many ids there are."""
+
     def check(self) -> None:
         """Refuse values that are not finite, before a loss becomes NaN because of them."""
         for split, samples in (("train", self.train), ("test", self.test)):
@@ -100,6 +103,9 @@ def from_arrays(
         classes = prod(train.labels.shape[1:])
     else:
         classes = _checked_classes(name, train.labels, test.labels, classes, task.dense)
+    vocabulary = _vocabulary(name, train.inputs, test.inputs)
+    if vocabulary is not None and train.labels.shape == train.inputs.shape:  # inputs and targets are of one vocabulary
+        vocabulary = classes = max(vocabulary, classes)
     measured_mean, measured_std = channel_statistics(train.inputs)
     return DataSet(
         name, train, test, classes,
@@ -107,7 +113,17 @@ def from_arrays(
         measured_std if std is None else std,
         augment,
         None if clients is None else _owners(name, clients, len(train)),
+        vocabulary,
     )  # fmt: skip
+
+
+def _vocabulary(name: str, train: Tensor, test: Tensor) -> int | None:
+    """How many token ids there are; None where inputs are none."""
+    if train.dtype != torch.int64:
+        return None
+    if (lowest := int(min(train.min(), test.min()))) < 0:
+        raise ValueError(f"{name}: token ids go down to {lowest}; whole numbers from 0 on are needed, or else floats")
+    return int(max(train.max(), test.max())) + 1
 
 
 def _owners(name: str, clients: Array, samples: int) -> Tensor:

@@ -27,6 +27,8 @@ class Inputs:
     mean: tuple[float, ...] = (0.0,)
     """Per channel or for all, of inputs scaled to [0, 1]."""
     std: tuple[float, ...] = (1.0,)
+    vocabulary: int | None = None
+    """How many token ids there are."""
 
     @staticmethod
     def of(data: DataSet) -> Inputs:
@@ -35,13 +37,15 @@ class Inputs:
         shape = tuple(samples.shape[1:])
         if samples.dtype == torch.uint8:
             return Inputs(shape, "uint8", data.mean, data.std)
-        return Inputs(shape, "int64" if samples.dtype == torch.int64 else "float32", data.mean, data.std)
+        if samples.dtype == torch.int64:
+            return Inputs(shape, "int64", vocabulary=data.vocabulary)
+        return Inputs(shape, "float32", data.mean, data.std)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Inputs:
         """Those that a file's metadata describes."""
         shape, mean, std = (tuple(table[key]) for key in ("shape", "mean", "std"))
-        return Inputs(shape, table["dtype"], mean, std)
+        return Inputs(shape, table["dtype"], mean, std, table.get("vocabulary"))
 
     def example(self, batch: int) -> Tensor:
         """So many samples of this kind, always the same ones: (batch, *shape)."""

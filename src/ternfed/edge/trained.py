@@ -59,7 +59,7 @@ class Trained:
             "classes": self.classes,
             "digest": digest(self.weights),
             "float": dict(self.kept_float),
-            "inputs": asdict(self.inputs),
+            "inputs": {key: value for key, value in asdict(self.inputs).items() if value is not None},
             "round": self.round,
             "settings": self.settings,
             "ternary": list(self.ternary),
@@ -240,7 +240,9 @@ def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
         raise ModelError(f"{path}: holds weights without settings to make the network from; give the network")
     dtype = {"uint8": torch.uint8, "int64": torch.int64}.get(inputs.dtype, torch.float32)
     sample = Samples(torch.zeros(1, *inputs.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
-    shape_only = DataSet("the file", sample, sample, facts["classes"], inputs.mean, inputs.std)
+    shape_only = DataSet(
+        "the file", sample, sample, facts["classes"], inputs.mean, inputs.std, vocabulary=inputs.vocabulary
+    )
     experiment = Experiment.from_table(facts["settings"])
     started = replace(experiment.model, weights=None)  # the file itself has them
     return replace(experiment, model=started).make_network(shape_only).model

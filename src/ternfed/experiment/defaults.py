@@ -46,14 +46,14 @@ BY_DATASET: Mapping[str, Mapping[str, Table]] = {
         "data": {"partition": "natural", "length": LENGTH},
         "task": {"name": "language"},
         "model": {"name": "charlstm"},
-        "training": {"rate": 1.0, "epochs": 1, "batch": 10},
+        "training": {"epochs": 1, "batch": 10},
     },
     "shakespeare": {
         "data": {"partition": "natural", "length": LENGTH, "hold_out": 0.02},
         "task": {"name": "language"},
         "model": {"name": "charlstm"},
         "federation": {"clients": 425, "participation": 0.0235},
-        "training": {"rate": 1.0, "epochs": 1, "batch": 10},
+        "training": {"epochs": 1, "batch": 10},
     },
 }
 """The paper's basic configuration; `digits` and text have ones of our own. Every hold-out is at least 100 samples.
@@ -67,9 +67,13 @@ BY_MODEL: Mapping[str, Mapping[str, Table]] = {
         "training": {"optimizer": "adam", "rate": 0.001},
     },
     "resnet18": {"training": {"optimizer": "adam", "rate": 0.002}},
+    "charlstm": {"training": {"optimizer": "adam", "rate": 0.003}},
     "chartransformer": {"training": {"optimizer": "adam", "rate": 0.001}},
 }
 """Table I, except for ResNet18*: at its 0.008 FedAvg does no better than at 0.002, and T-FedAvg collapses.
+
+For text, Adam: on twenty of Shakespeare's roles the LSTM's training loss is 2.70 after six rounds of FedAvg, and with
+SGD at 1.0 still 3.18 after eleven.
 
 The CNN's linear layers stay in full precision, as the paper's 2201.84 Mb say they did (models.py).
 """
@@ -136,7 +140,8 @@ def fill(table: Mapping[str, Any]) -> Table:
 
 def default_name(dataset: str, algorithm: str) -> str:
     """`mnist-tfedavg`; for a `module:function`, the name of the function, for a folder its own."""
-    return "-".join(re.split(r"[:/\\]", name.rstrip("/\\"))[-1] for name in (dataset, algorithm))
+    ends = (re.split(r"[:/\\]", name.rstrip("/\\"))[-1] for name in (dataset, algorithm))
+    return "-".join(re.sub(r"[^\w.-]", "-", end, flags=re.ASCII).lstrip(".") for end in ends)
 
 
 def given_sections(table: Mapping[str, Any]) -> dict[str, Table]:

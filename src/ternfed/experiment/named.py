@@ -36,7 +36,7 @@ NETWORKS = ("mlp", "cnn", "resnet18", "charlstm", "chartransformer")
 OF_ANY_NETWORK = ("name", "ternary", "trainable", "weights")
 """What can be said of every network; the other settings of a model are its own options."""
 
-FROM_DATA = ("shape", "inputs", "channels", "channels_in", "size", "classes", "vocabulary", "length")
+FROM_DATA = ("shape", "inputs", "channels", "channels_in", "size", "classes", "vocabulary")
 """Arguments of a network's function that the data set decides."""
 
 
@@ -241,16 +241,16 @@ def _facts(name: str, data: DataSet) -> Table:
     facts = {"shape": shape, "inputs": prod(shape), "classes": data.classes}
     if len(shape) == 3:
         facts |= {"channels": shape[0], "channels_in": shape[0], "size": shape[2]}
-    if data.train.inputs.dtype == torch.int64 and len(shape) == 1:
-        facts |= {"vocabulary": data.classes, "length": shape[0]}
+    if data.vocabulary is not None:
+        facts |= {"vocabulary": data.vocabulary}
     wanted = inspect.signature(_network_function(name)).parameters
-    if "vocabulary" in wanted and "vocabulary" not in facts:
+    if "vocabulary" in wanted and (data.vocabulary is None or (name in NETWORKS and len(shape) != 1)):
         kind = str(data.train.inputs.dtype).removeprefix("torch.")
         raise ExperimentError(
             f"model.name = {shown(name)}: takes sequences of whole numbers, but a sample of {data.name} is {kind} of "
             f"the shape {shape}"
         )
-    if name in NETWORKS and "vocabulary" in facts and "vocabulary" not in wanted:
+    if name in NETWORKS and data.vocabulary is not None and "vocabulary" not in wanted:
         raise ExperimentError(
             f"model.name = {shown(name)}: takes numbers, but the samples of {data.name} are whole numbers, which stand "
             "for tokens; make them floats where they are measurements"
