@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ternfed.data.sets import load
 from ternfed.edge import export, from_file, from_run
-from ternfed.edge.inputs import Inputs
+from ternfed.edge.inputs import Inputs, ModelError
 from ternfed.edge.trained import trained
 from ternfed.engines.simulate import record
 from ternfed.experiment.experiment import Experiment
@@ -64,6 +64,9 @@ def test_a_run_that_trained_a_part_of_a_checkpoint_is_exported_whole(tmp_path: P
     assert torch.equal(model.weights["linear1.weight"], network.weights()["linear1.weight"])
     assert not torch.equal(model.weights["linear3.weight"], network.weights()["linear3.weight"])
     path = export(model, tmp_path / "model.tern").path
+    save_file(Experiment.from_toml("", ["seed=8"]).make_network(digits).weights(), start)
+    with pytest.raises(ModelError, match=r"the weights that it did not train were others; has the file model\.weights"):
+        from_run(tmp_path / "run")
     start.unlink()
     back = from_file(path)
     assert all(torch.equal(tensor, back.weights[name]) for name, tensor in model.weights.items())

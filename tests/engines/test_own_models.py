@@ -11,9 +11,12 @@ from torch import Tensor, nn
 import ternfed
 from ternfed.data.sets import from_arrays
 from ternfed.data.values import DataSet
+from ternfed.engines import simulate
 from ternfed.engines.simulate import play
 from ternfed.experiment.experiment import Experiment, ExperimentError
-from ternfed.round.federation import open_federation
+from ternfed.round.federation import Federation, open_federation
+from ternfed.round.state import pack
+from ternfed.runs.folder import RunError, RunFolder, Saved
 
 WORDS, LENGTH = 12, 6
 SMALL = ("federation.clients=4", "training.epochs=2", "training.batch=16", "training.rate=0.1", "data.hold_out=0.1")
@@ -235,6 +238,19 @@ class TestCheckpoint:
         made = open_federation(experiment, sentences, model=reader(tied=True))
         assert torch.equal(made.network.weights()["head.weight"], tensors["embed.weight"])
         assert Experiment.from_toml(experiment.to_toml()) == experiment
+
+    def test_a_run_is_not_resumed_with_other_frozen_weights(self, rows: DataSet, tmp_path: Path) -> None:
+        def made(seed: int) -> Federation:
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+            return open_federation(Experiment.from_toml("", [*SMALL, 'model.trainable=["!0"]']), rows, model=model)
+
+        (state, record), *_ = play(made(0))
+        before = Saved(record.round, *pack(state, made(0).network.digest))
+        with RunFolder.create(tmp_path / "run", made(0).experiment) as folder:
+            assert next(simulate.record(made(0), folder, before)).round == 2
+            with pytest.raises(RunError, match=r"does not fit \(the frozen weights were others"):
+                next(simulate.record(made(1), folder, before))
 
     def test_what_does_not_fit_is_one_sentence(self, rows: DataSet, tmp_path: Path) -> None:
         file = tmp_path / "start.safetensors"

@@ -13,6 +13,7 @@ from ternfed.quantize.choice import untrained
 from ternfed.quantize.ternary import Quantizer, start_factors
 from ternfed.training.captured import CapturedTrainer
 from ternfed.training.choose import trainer_for
+from ternfed.training.evaluation import Evaluator
 from ternfed.training.plain import train_one
 from ternfed.training.work import TrainingData, Work
 
@@ -130,3 +131,16 @@ def test_training_leaves_no_trace_in_the_model() -> None:
     recurrent = network.model.get_submodule("body")
     assert isinstance(recurrent, nn.RNNBase)
     assert recurrent._flat_weights[0] is recurrent.weight_ih_l0
+
+
+def test_what_is_frozen_is_there_once_and_has_no_gradients() -> None:
+    network = network_of("conv1d").without(("embed.weight",))
+    evaluator = Evaluator(network, feed().samples)
+    weights = network.weights()
+    evaluator.evaluate(weights)
+    evaluator.statistics(weights)
+    frozen = network.model.get_parameter("embed.weight")
+    assert evaluator._model.get_parameter("embed.weight") is evaluator._counting.get_parameter("embed.weight") is frozen
+    assert evaluator._model.get_parameter("head.weight") is not network.model.get_parameter("head.weight")
+    train_one(network, Training(epochs=1, batch=8), feed(), work_of(network, Training(epochs=1, batch=8)))
+    assert frozen.grad is None

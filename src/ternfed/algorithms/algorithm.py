@@ -10,6 +10,7 @@ A round, whoever carries the bytes (`round/exchange.py` walks it):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -93,6 +94,12 @@ class Network:
             if own and all(name in self.frozen for name in own):
                 module.training = False
         return model
+
+    def copied(self, device: torch.device) -> nn.Module:
+        """A copy of the model on a device; on the CPU it shares what is frozen, which nobody writes to."""
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        shared = self.frozen if device.type == "cpu" else ()  # a model that is moved takes its tensors along
+        return deepcopy(self.model, {id(named[name]): named[name] for name in shared}).to(device)
 
     @cached_property
     def _named(self) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ternfed.algorithms.algorithm import Network
 from ternfed.data.values import DataSet, Samples
 from ternfed.edge.inputs import Inputs, ModelError, call
 from ternfed.experiment.experiment import Experiment
@@ -126,6 +127,7 @@ def from_run(
     data = experiment.load_data(data_folder)
     network = experiment.make_network(data)
     weights, inside = _read_safetensors(path / f"{which}.safetensors")
+    _check_frozen(network, path)
     _load_weights(network.model, weights, str(path), network.frozen)
     number = inside.get("round")
     record = next((each for each in run.rounds if each.round == number), None)
@@ -209,6 +211,15 @@ def _outputs(network: nn.Module, inputs: Inputs) -> int:
             f"{type(network).__name__} returns {kind} for 2 samples; one row of logits per sample is needed"
         )
     return result.shape[1]
+
+
+def _check_frozen(network: Network, path: Path) -> None:
+    """Refuse other weights than those that a run left as they were: they are not in its folder."""
+    if network.digest is None:
+        return
+    _, inside = _read_safetensors(path / "state.safetensors")
+    if inside.get("facts", {}).get("frozen") != network.digest:
+        raise ModelError(f"{path}: the weights that it did not train were others; has the file model.weights changed?")
 
 
 def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str, has: tuple[str, ...] = ()) -> None:

@@ -77,7 +77,9 @@ def federate(
 
 def record(federation: Federation, folder: RunFolder, saved: Saved | None = None) -> Iterator[Round]:
     """The rounds that are left, each written to the run folder; checkpoints every few seconds and at the end."""
-    before = None if saved is None else unpack(federation.algorithm, saved.round, saved.tensors, saved.facts)
+    frozen, before = federation.network.digest, None
+    if saved is not None:
+        before = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, frozen)
     last = time.monotonic()
     folder.note_partition(federation.class_counts())
     for state, outcome in play(federation, before):
@@ -85,7 +87,7 @@ def record(federation: Federation, folder: RunFolder, saved: Saved | None = None
         is_best = state.best_round == state.round
         is_last = state.round == federation.experiment.federation.rounds
         if is_best or is_last or time.monotonic() - last > CHECKPOINT_SECONDS:
-            folder.save_checkpoint(outcome, *pack(state), is_best=is_best)
+            folder.save_checkpoint(outcome, *pack(state, frozen), is_best=is_best)
             last = time.monotonic()
         yield outcome
 

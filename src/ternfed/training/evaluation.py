@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,12 +34,12 @@ class Evaluator:
 
     @cached_property
     def _model(self) -> nn.Module:
-        return deepcopy(self.network.model).to(self.samples.inputs.device).eval()
+        return self.network.copied(self.samples.inputs.device).eval()
 
     @cached_property
     def _counting(self) -> nn.Module:
         """The model in training mode, its BatchNorm statistics a plain mean over all batches."""
-        model = self.network.in_training(deepcopy(self.network.model).to(self.samples.inputs.device))
+        model = self.network.in_training(self.network.copied(self.samples.inputs.device))
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
                 module.momentum = None

@@ -21,6 +21,7 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
     factors = {name: tensor.to(device, copy=True).requires_grad_() for name, tensor in local.factors.items()}
     buffers = {name: tensor.to(device, copy=True) for name, tensor in local.buffers.items()}
     optimizers = make_optimizers(training, leaves, factors, work.rates)
+    moving = [*leaves.values(), *factors.values()]
     model = placed(network, device).model
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -33,7 +34,7 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
                 loss = network.task.loss(outputs, labels)
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(inputs=moving)  # type: ignore[no-untyped-call]
             if training.correct is not None:
                 _correct(training.correct, leaves, local)
             for optimizer in optimizers:

@@ -138,11 +138,13 @@ def record(
     """The rounds that are left, each written to the run folder with a checkpoint and the bytes of its clients."""
     state = federation.open()
     if saved is not None:
-        state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts)
+        state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, federation.network.digest)
     while state.round < federation.experiment.federation.rounds:
         state, outcome, by_client = play_round(federation, connections, state, terms, say)
         folder.append(outcome)
-        folder.save_checkpoint(outcome, *pack(state), is_best=state.best_round == state.round)
+        folder.save_checkpoint(
+            outcome, *pack(state, federation.network.digest), is_best=state.best_round == state.round
+        )
         note_bytes(folder.path, outcome.round, by_client)
         yield outcome
     _say_goodbye(connections, state.took_part)
