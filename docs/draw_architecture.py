@@ -20,7 +20,7 @@ BANDS = (
     ("what is asked, what is kept", "experiment runs"),
     ("one round", "round"),
     ("who carries the bytes", "engines"),
-    ("what is made of it", "edge paper report"),
+    ("what is made of it", "edge plan paper report"),
     ("measured and called", "bench cli"),
 )
 """The rooms of the table, in its order, in groups."""
@@ -36,6 +36,7 @@ INSIDE = {
     "round": "exchange · federation · traffic · state",
     "engines": "simulate  |  flower behind its adapter",
     "edge": "ONNX · .tern · predict",
+    "plan": "costs before training",
     "paper": "rows · numbers · reproduce",
     "report": "tables · figures · page",
     "bench": "both sides in one run",

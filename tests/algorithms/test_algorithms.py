@@ -76,7 +76,7 @@ def opened(network: Network) -> Server:
 
 def started(algorithm: Algorithm, server: Server) -> Local:
     """What a client that remembers nothing trains, given this server's broadcast."""
-    return algorithm.start(algorithm.broadcast(server, False), algorithm.client_memory(), CLIENT)[0]
+    return algorithm.start(algorithm.broadcast(server), algorithm.client_memory(), CLIENT)[0]
 
 
 def numbered(message: Message, round: int = 1) -> Message:
@@ -105,7 +105,7 @@ class TestFedAvg:
 
     def test_bfloat16_halves_what_travels(self, network: Network) -> None:
         algorithm = fedavg.algorithm(network, TRAINING, fedavg.Settings(dense=Kind.BFLOAT16))
-        message = algorithm.broadcast(Server(network.weights()), False)
+        message = algorithm.broadcast(Server(network.weights()))
         assert {tensor.dtype for tensor in message.tensors.values() if isinstance(tensor, Tensor)} == {torch.bfloat16}
         assert dense_weights(message)["0.weight"].dtype == torch.float32
 
@@ -179,7 +179,7 @@ class TestTFedAvgClient:
         self, network: Network, latents: tfedavg_settings.Latents
     ) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, trits(latents=latents, plain_epochs=1))
-        received = algorithm.broadcast(Server(network.weights()), False)
+        received = algorithm.broadcast(Server(network.weights()))
         local, _ = algorithm.start(received, algorithm.client_memory(), CLIENT)
         used = forward_weights(algorithm.training, local.weights, local.factors, local, epoch=0)
         torch.testing.assert_close(used, dense_weights(received))
@@ -225,7 +225,7 @@ class TestTFedAvgClient:
 
     def test_kept_latents_survive_where_the_broadcast_agrees(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, trits(keep_latents=True))
-        received = algorithm.broadcast(Server(network.weights()), False)
+        received = algorithm.broadcast(Server(network.weights()))
         local, memory = algorithm.start(received, algorithm.client_memory(), CLIENT)
         trained = replace(local, weights=moved(local.weights, 0.5))
         sent, memory = algorithm.finish(trained, received, memory, CLIENT)
@@ -240,7 +240,7 @@ class TestTFedAvgClient:
 
     def test_a_first_layer_that_is_not_sent_stays_as_it_was(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, trits(send_first=False))
-        message = algorithm.broadcast(algorithm.open(network.weights()), False)
+        message = algorithm.broadcast(algorithm.open(network.weights()))
         assert "0.weight" not in message.tensors
         local, _ = algorithm.start(message, algorithm.client_memory(), CLIENT)
         assert "0.weight" not in local.weights
@@ -281,7 +281,7 @@ class TestTFedAvgServer:
         assert server.strategy is Strategy.FULL
         assert server.sent == {}
         assert_same(server.weights, average)
-        message = algorithm.broadcast(server, False)
+        message = algorithm.broadcast(server)
         assert not any(isinstance(value, Ternary) for value in message.tensors.values())
 
     def test_strategy_two_can_be_on_a_grid(self, network: Network) -> None:
@@ -289,7 +289,7 @@ class TestTFedAvgServer:
         average = moved(network.weights())
         server = algorithm.update(opened(network), uploads(average), helpers(0.89, 0.93))
         assert server.strategy is Strategy.FULL
-        sent = algorithm.broadcast(server, False).tensors["2.weight"]
+        sent = algorithm.broadcast(server).tensors["2.weight"]
         assert isinstance(sent, Grid)
         assert torch.equal(server.weights["2.weight"], sent.dense())
         largest = average["2.weight"].abs().amax(1, keepdim=True)
@@ -322,7 +322,7 @@ class TestTFedAvgServer:
     def test_the_first_broadcast_is_ternary_and_as_published_full(self, network: Network) -> None:
         for settings, ternary in ((tfedavg.Settings(), ["2.weight"]), (tfedavg.PRESETS["paper"], [])):
             algorithm = tfedavg.algorithm(network, TRAINING, settings)
-            message = algorithm.broadcast(algorithm.open(network.weights()), False)
+            message = algorithm.broadcast(algorithm.open(network.weights()))
             assert [name for name, value in message.tensors.items() if isinstance(value, Ternary)] == ternary
 
     @pytest.mark.parametrize("scale", [0.2, 1.0, 3.0])
@@ -366,7 +366,7 @@ class TestTFedAvgServer:
 
     def test_the_reference_of_a_full_precision_broadcast_is_its_ternarization(self, network: Network) -> None:
         algorithm = tfedavg.algorithm(network, TRAINING, trits())
-        codes = algorithm.reference(algorithm.broadcast(Server(network.weights()), False))
+        codes = algorithm.reference(algorithm.broadcast(Server(network.weights())))
         assert codes is not None
         assert torch.equal(codes["2.weight"], requantize(network.weights()["2.weight"], Rule.MEAN, 0.7).codes)
 
@@ -401,7 +401,7 @@ class TestCmfl:
 
     def test_a_client_remembers_the_model_it_received(self, network: Network) -> None:
         algorithm = cmfl.algorithm(network, TRAINING, cmfl.Settings())
-        received = numbered(algorithm.broadcast(Server(network.weights()), False))
+        received = numbered(algorithm.broadcast(Server(network.weights())))
         local, memory = algorithm.start(received, algorithm.client_memory(), CLIENT)
         _, memory = algorithm.finish(local, received, memory, CLIENT)
         assert_same(memory.received, network.weights())
@@ -424,11 +424,11 @@ def test_every_broadcast_fits_one_of_the_algorithms_schemas_and_is_what_the_serv
         opened = algorithm.open(network.weights())
         # Quantized and averaged model judge alike (Strategy I), and the quantized one collapses (Strategy II).
         one, two = (algorithm.update(opened, uploads(moved(opened.weights)), helpers(j, 1.0)) for j in (1.0, 0.0))
-        last = receive(algorithm, send(algorithm, opened, 1, False, None), None).reference
+        last = receive(algorithm, send(algorithm, opened, 1, None), None).reference
         for server, held in ((opened, False), (one, False), (one, True), (two, False), (two, True)):
-            data = send(algorithm, server, 2, held, last if held else None)
+            data = send(algorithm, server, 2, last if held else None)
             arrived = receive(algorithm, data, last if held else None).message
-            assert same(arrived, numbered(algorithm.broadcast(server, held), 2)), algorithm.name
+            assert same(arrived, numbered(algorithm.broadcast(server), 2)), algorithm.name
 
 
 def assert_same(first: Weights, second: Weights) -> None:

@@ -47,7 +47,7 @@ def federation(digits: DataSet, *settings: str) -> Federation:
 
 def upload(made: Algorithm, own: Network, sender: Client) -> tuple[Message, Weights]:
     """What a client sends that moved all its weights, and how far it moved them."""
-    received = made.broadcast(made.open(own.weights()), False)
+    received = made.broadcast(made.open(own.weights()))
     source = torch.Generator().manual_seed(5)
     change = {n: 0.1 * torch.randn(t.shape, generator=source) for n, t in own.weights().items()}
     before = dense_weights(received)

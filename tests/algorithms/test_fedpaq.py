@@ -63,7 +63,7 @@ class TestUploads:
     def test_their_mean_over_many_draws_is_the_clients_change(self, bits: int) -> None:
         network = small_mlp()
         made = fedpaq.algorithm(network, Training(), Settings(bits_up=bits))
-        received = made.broadcast(made.open(network.weights()), False)
+        received = made.broadcast(made.open(network.weights()))
         before = dense_weights(received)
         after, draws = moved(before), 600
         sent = [dense_weights(made.finish(Local(after, {}), received, None, client(n))[0]) for n in range(draws)]
@@ -76,7 +76,7 @@ class TestUploads:
     def test_no_code_is_larger_than_its_bits_say(self, bits: int) -> None:
         network = small_mlp()
         made = fedpaq.algorithm(network, Training(), Settings(bits_up=bits))
-        received = made.broadcast(made.open(network.weights()), False)
+        received = made.broadcast(made.open(network.weights()))
         message, _ = made.finish(Local(moved(dense_weights(received)), {}), received, None, client(0))
         most = max(2 ** (bits - 1) - 1, 1)
         assert all(value.codes.abs().max() <= most for value in message.tensors.values())  # type: ignore[union-attr]
@@ -139,7 +139,7 @@ class TestServer:
         fine = fedpaq.algorithm(network, Training(), Settings(8, 8))
         plain = fedavg.algorithm(network, Training(), fedavg.Settings())
         server = fine.open(own)
-        received = fine.broadcast(server, False)
+        received = fine.broadcast(server)
         local = Local(moved(dense_weights(received)), {})
         sent = {
             name: dense_weights(made.finish(local, received, None, client(0))[0])

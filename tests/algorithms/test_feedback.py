@@ -96,7 +96,7 @@ class TestWhatIsSent:
     def test_topk_rounds_what_it_keeps_to_the_bits_that_are_asked_for(self, bits: int | None, error: float) -> None:
         network = plain()
         made = topk.algorithm(network, TRAINING, topk.Settings(share_up=1.0, value_bits=bits))
-        received = made.broadcast(made.open(network.weights()), False)
+        received = made.broadcast(made.open(network.weights()))
         trained = moved(numbers_of(received), 1)
         sent = numbers_of(made.finish(Local(trained, {}), received, made.client_memory(), CLIENT)[0])
         worst = max(float((trained[n] - numbers_of(received)[n] - part).abs().max()) for n, part in sent.items())
@@ -115,7 +115,7 @@ class TestWhatIsSent:
         network = Network(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 3)))
         module = {stc.Settings: stc, topk.Settings: topk, signsgd_ef.Settings: signsgd_ef}[type(settings)]
         made = module.algorithm(network, TRAINING, settings)
-        broadcast = receive(made, send(made, made.open(network.weights()), 1, False, None), None)
+        broadcast = receive(made, send(made, made.open(network.weights()), 1, None), None)
         trained = moved(numbers_of(broadcast.message), 1)
         message, _ = made.finish(Local(trained, {}), broadcast.message, made.client_memory(), CLIENT)
         positions = -share * math.log2(share) - (1 - share) * math.log2(1 - share) if share < 1 else 0.0
@@ -130,7 +130,7 @@ class TestNothingIsLost:
         """Over the rounds, sent and left-out parts add up to everything the client learned."""
         network = build()
         made = MAKE[name](network)
-        received = made.broadcast(made.open(network.weights()), False)
+        received = made.broadcast(made.open(network.weights()))
         memory, sent, learned = made.client_memory(), {}, {}
         for round in range(5):
             local, memory = made.start(received, memory, CLIENT)
@@ -174,7 +174,7 @@ class TestNothingIsLost:
     def test_training_that_ended_in_nan_is_not_sent(self, name: str) -> None:
         network = plain()
         made = MAKE[name](network)
-        received = made.broadcast(made.open(network.weights()), False)
+        received = made.broadcast(made.open(network.weights()))
         local, memory = made.start(received, made.client_memory(), CLIENT)
         broken = {**local.weights, "0.bias": torch.full((50,), math.nan)}
         with pytest.raises(NonFiniteError):
@@ -204,8 +204,8 @@ class TestBroadcasts:
         servers = self.played(made, network, 4)
         last, sizes = servers[-1], []
         for held in (None, *servers[:-1]):
-            old = None if held is None else receive(made, send(made, held, 1, False, None), None).reference
-            data = send(made, last, 5, False, old)
+            old = None if held is None else receive(made, send(made, held, 1, None), None).reference
+            data = send(made, last, 5, old)
             local, _ = made.start(receive(made, data, old).message, made.client_memory(), CLIENT)
             for n, tensor in network.without_counters({**local.weights, **local.buffers}).items():
                 assert torch.equal(tensor, last.weights[n]), n
@@ -249,7 +249,7 @@ class TestBatchNorm:
     def test_its_parameters_and_statistics_are_sent_whole_on_a_grid(self, name: str) -> None:
         network = with_batchnorm()
         made = MAKE[name](network)
-        received = made.broadcast(made.open(network.weights()), False)
+        received = made.broadcast(made.open(network.weights()))
         local, memory = made.start(received, made.client_memory(), CLIENT)
         one = {n: tensor + 1 for n, tensor in local.weights.items()}
         buffers = {n: tensor + 1 for n, tensor in local.buffers.items()}

@@ -242,7 +242,9 @@ def test_a_share_is_told_by_as_many_digits_as_it_needs(value: float, text: str) 
     assert terminal.share(value) == text
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["bench", "--help"], ["server", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["plan", "--help"], ["bench", "--help"], ["server", "--help"]]
+)
 def test_help_comes_without_loading_torch(arguments: list[str]) -> None:
     code = f"import sys; from ternfed.cli import app; sys.argv = {['ternfed', *arguments]}\n"
     code += "try: app.main()\nexcept SystemExit: print('torch' in sys.modules)"
@@ -256,6 +258,7 @@ def test_python_m_ternfed_is_the_command_and_names_every_verb() -> None:
     assert done.returncode == 0
     for verb in (
         "run",
+        "plan",
         "demo",
         "reproduce",
         "report",

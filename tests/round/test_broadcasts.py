@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ternfed.algorithms import fedavg, tfedavg
-from ternfed.algorithms.algorithm import DOWN, Algorithm, Network, Server, Training
-from ternfed.quantize.ternary import Rule, requantize
+from ternfed.algorithms.algorithm import Algorithm, Network, Server, Training
 from ternfed.round.exchange import Broadcasts, receive
-from ternfed.wire import Message, MissingReference, WrongReference, decode, same
+from ternfed.wire import MissingReference, WrongReference, decode, same
 from ternfed.wire.message import locate
 
 ROUNDS = 6
@@ -111,43 +110,28 @@ def test_what_was_forgotten_is_not_coded_given() -> None:
 
 
 def test_each_age_is_made_once_and_only_when_it_is_asked_for() -> None:
-    made: list[bool] = []
+    made: list[Server] = []
 
-    def counted(server: Server, has_last: bool):  # type: ignore[no-untyped-def]
-        made.append(has_last)
-        return algorithm().broadcast(server, has_last)
+    def counted(server: Server):  # type: ignore[no-untyped-def]
+        made.append(server)
+        return algorithm().broadcast(server)
 
     watched = replace(round_after({0: 6, 1: 3, 2: 6, 3: 3}), algorithm=replace(algorithm(), broadcast=counted))
     assert made == []
     first = watched.for_client(2)
     assert watched.for_client(0) is first
     assert watched.any() is first.broadcast
-    assert made == [True]
+    assert len(made) == 1
     assert watched.for_client(1) is watched.for_client(3)
     watched.for_client(4)
     watched.for_client(5)
-    # Only the last broadcast is the last: whoever holds an older one is told as those who hold none.
-    assert made == [True, False, False]
+    assert len(made) == 3
 
 
 def test_in_the_first_round_nobody_holds_anything() -> None:
     first = Broadcasts(algorithm(), servers()[0], 1)
     assert first.groups(range(3)) == {None: [0, 1, 2]}
     assert locate(first.for_client(0).data, algorithm().down[0]).sections["ternary"].given is None
-
-
-def test_an_algorithm_may_send_something_else_to_those_who_hold_the_last() -> None:
-    """Here trits for those who hold the last one, floats for the others."""
-    floats = Message({**network().weights()}, {})
-    trits = Message({name: requantize(tensor, Rule.MEAN, 0.7) for name, tensor in network().weights().items()}, {})
-    algorithm = replace(
-        fedavg.algorithm(network(), Training(epochs=1), fedavg.Settings()),
-        down=(network().schema(network().parameters, DOWN), network().schema((), DOWN)),
-        broadcast=lambda server, held: trits if held else floats,
-    )
-    third = Broadcasts(algorithm, algorithm.open(network().weights()), 3, {}, {0: 2, 1: 1})
-    assert len(third.for_client(0).data) < 0.1 * len(third.for_client(1).data)
-    assert third.for_client(1) is third.for_client(2)
 
 
 def test_a_broadcast_that_lends_nothing_is_not_kept() -> None:

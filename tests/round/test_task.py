@@ -128,7 +128,7 @@ def test_the_width_of_the_outputs_comes_from_the_targets(data: DataSet) -> None:
 @pytest.mark.parametrize("quantized", [False, True])
 def test_the_way_of_a_gpu_learns_the_same(data: DataSet, quantized: bool) -> None:
     made = federation(data, f"algorithm.name={'tfedavg' if quantized else 'fedavg'}")
-    broadcast = made.algorithm.broadcast(made.open().server, False)
+    broadcast = made.algorithm.broadcast(made.open().server)
     works: list[Work] = []
     for index in range(2):
         site = made.site(index)

@@ -371,8 +371,8 @@ class Algorithm:
     """What an upload may look like."""
     open: Callable[[Weights], Server]
     """The server before the first round."""
-    broadcast: Callable[[Server, bool], Message]
-    """What a client gets; the second argument says that it took part in the last round and holds that broadcast."""
+    broadcast: Callable[[Server], Message]
+    """What every client gets; what it holds already only makes the bytes fewer."""
     start: Callable[[Message, Any, Client], tuple[Local, Any]]
     """What a client trains, from what it received and remembers; and what it remembers from then on."""
     finish: Callable[[Local, Message, Any, Client], tuple[Message, Any]]
@@ -392,7 +392,7 @@ class Algorithm:
     reference: Callable[[Message], Mapping[str, Tensor] | None] = lambda message: None
     """The named tensors, such as trits, that a broadcast gives both sides to code uploads and the next one with."""
     retries: int = 0
-    """So often a client whose training ended in NaN or infinity trains again, each time at a quarter of its rates."""
+    """So often a client whose training diverged trains again, each time at a quarter of its rates."""
     needs_held_out: bool = False
     """The server half judges models, or recomputes statistics, on data held out on the server."""
     central: bool = False

@@ -43,7 +43,7 @@ class Settings:
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """FedAvg for a network."""
 
-    def broadcast(server: Server, held: bool) -> Message:
+    def broadcast(server: Server) -> Message:
         return Message({**as_kind(server.weights, network, settings.dense)}, {})
 
     def finish(local: Local, received: Message, memory: Any, client: Client) -> tuple[Message, Any]:

@@ -78,7 +78,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         shown = {**model, **{name: value.dense() for name, value in sent.items()}}
         return Server(shown, {**sent}, ServerMemory(own))
 
-    def broadcast(server: Server, held: bool) -> Message:
+    def broadcast(server: Server) -> Message:
         return Message({**network.without_counters(server.weights), **server.sent}, {})
 
     def finish(local: Local, received: Message, memory: Any, client: Client) -> tuple[Message, Any]:

@@ -130,7 +130,7 @@ def with_feedback(name: str, network: Network, training: Training, ways: Ways, s
         down=(_schema(network, names, rest, Kind.GRID, DOWN),),
         up=(_schema(network, names, rest, ways.kind, UP),),
         open=opening,
-        broadcast=lambda server, held: Message({**network.without_counters(server.weights), **server.sent}, {}),
+        broadcast=lambda server: Message({**network.without_counters(server.weights), **server.sent}, {}),
         start=lambda message, memory, client: (receive(message, network), memory),
         finish=finish,
         update=update,

@@ -161,7 +161,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         ),
         up=(network.schema(way.as_trits, numbers, settings.dense, up_grid),),
         open=opening,
-        broadcast=lambda server, held: message_of(server.weights, server.sent),
+        broadcast=lambda server: message_of(server.weights, server.sent),
         start=start,
         finish=finish,
         update=update,

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from ternfed.cli import bench, edge, network, report, reproduce, run
+from ternfed.cli import bench, edge, network, plan, report, reproduce, run
 
 app = typer.Typer(
     help="Federated learning over slow links: ternary networks, trits on the wire in both directions.",
@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verbs in (run, bench, edge, report, reproduce, network):
+for verbs in (run, plan, bench, edge, report, reproduce, network):
     verbs.add_to(app)
 
 

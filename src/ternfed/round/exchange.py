@@ -68,22 +68,20 @@ class Broadcasts:
     holders: Mapping[int, int] = field(default_factory=dict)
     """The round of the newest broadcast that each client holds."""
     _made: dict[int | None, Sent] = field(default_factory=dict, init=False, repr=False)
-    _received: dict[bool, Broadcast] = field(default_factory=dict, init=False, repr=False)
-    """As those have it who hold the last broadcast, and everybody else: the bytes differ, what they say does not."""
 
     def held_by(self, client: int) -> int | None:
         """The newest broadcast that a client holds, as far as the server knows; None where it has been forgotten."""
         held = self.holders.get(client)
-        return held if held == self.round - 1 or held in self.past else None
+        return held if held in self.past else None
 
     def given(self, held: int | None) -> Sent:
         """The broadcast for clients that hold an older one, or none."""
         if held not in self._made:
-            has_last, reference = held == self.round - 1, self._reference(held)
-            data = send(self.algorithm, self.server, self.round, has_last, reference)
-            if has_last not in self._received:
-                self._received[has_last] = receive(self.algorithm, data, reference)
-            self._made[held] = Sent(data, self._received[has_last])
+            reference, first = self._reference(held), next(iter(self._made.values()), None)
+            data = send(self.algorithm, self.server, self.round, reference)
+            # The bytes differ, what they say does not.
+            said = receive(self.algorithm, data, reference) if first is None else first.broadcast
+            self._made[held] = Sent(data, said)
         return self._made[held]
 
     def packed(self) -> bytes | None:
@@ -91,7 +89,7 @@ class Broadcasts:
         if self.any().reference is None:
             return None
         alone = self._made.get(None)
-        return send(self.algorithm, self.server, self.round, False, None) if alone is None else alone.data
+        return send(self.algorithm, self.server, self.round, None) if alone is None else alone.data
 
     def for_client(self, client: int) -> Sent:
         """What a client gets."""
@@ -116,9 +114,9 @@ class Broadcasts:
         return receive(self.algorithm, self.past[held], None).reference
 
 
-def send(algorithm: Algorithm, server: Server, round: int, has_last: bool, given: Reference | None) -> bytes:
-    """Server: the bytes of a broadcast given an older one, for a receiver that holds the last one or does not."""
-    message = algorithm.broadcast(server, has_last)
+def send(algorithm: Algorithm, server: Server, round: int, given: Reference | None) -> bytes:
+    """Server: the bytes of a broadcast given an older one that its receiver holds."""
+    message = algorithm.broadcast(server)
     return _encode(Message(message.tensors, {"round": round}), algorithm.down, given)
 
 

@@ -235,7 +235,7 @@ def conclude(
     holders, broadcasts = keep(state, after.holders, packed, federation.fp32_bytes)
     reached = State(number, server, after.memories, holders, broadcasts, *best)
     algorithm = federation.algorithm
-    codes = _trits(algorithm.reference(algorithm.broadcast(server, False)))
+    codes = _trits(algorithm.reference(algorithm.broadcast(server)))
     travels = 0 if algorithm.central else 1
     outcome = Round(
         round=number,

@@ -6,13 +6,14 @@ and otherwise one client after another (`plain`), as well as where the algorithm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from ternfed.algorithms.algorithm import Network, Training
+from ternfed.algorithms.algorithm import Local, Network, Training
 from ternfed.training.batched import train_batched, trainable_chain
 from ternfed.training.captured import CapturedTrainer
 from ternfed.training.plain import train_one
@@ -28,12 +29,16 @@ class Trainer:
     """The work of several clients, in their order. Each work has its rate: that of the training is not read."""
 
 
+GROWTH = 100.0
+"""A client whose largest weight became so many times larger in one round, and as many times larger than 1, diverged."""
+
+
 def train_recovering(trainer: Trainer, works: Sequence[Work], tries: int) -> Iterator[Trained]:
-    """The outcomes, in order; a client that ended in NaN or infinity trains again at a quarter of its rates."""
+    """The outcomes, in order; a client that diverged trains again at a quarter of its rates."""
     for work, trained in zip(works, trainer.train(works), strict=True):
         again, outcome = work, trained
         for _ in range(tries):
-            if _is_finite(outcome):
+            if _is_sound(outcome, work):
                 break
             first, latents, factors = again.rates
             again = replace(again, rates=(first / 4, latents / 4, factors / 4))
@@ -41,9 +46,18 @@ def train_recovering(trainer: Trainer, works: Sequence[Work], tries: int) -> Ite
         yield outcome
 
 
-def _is_finite(trained: Trained) -> bool:
-    tensors = (*trained.local.weights.values(), *trained.local.factors.values(), *trained.local.buffers.values())
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+def _is_sound(trained: Trained, work: Work) -> bool:
+    """Whether all numbers are finite, and no weight has exploded."""
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in trained.local.buffers.values()):
+        return False
+    largest = _largest(trained.local)
+    return math.isfinite(largest) and largest <= GROWTH * max(1.0, _largest(work.local))
+
+
+def _largest(local: Local) -> float:
+    """The size of the largest weight or factor; NaN where one is."""
+    sizes = [tensor.abs().max() for tensor in (*local.weights.values(), *local.factors.values()) if tensor.numel()]
+    return float(torch.stack([size.float().cpu() for size in sizes]).max()) if sizes else 0.0
 
 
 def trainer_for(network: Network, training: Training, feed: TrainingData) -> Trainer:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ternfed.wire.trits import SPAN, VALUES, Codes, count, pack
 
-_MOST_KEPT = 1 << 23
+MOST_KEPT = 1 << 23
 """References beyond this many trits look for the places of a value each time: 8 bytes per trit would be too many."""
 
 
@@ -49,7 +49,7 @@ class HeldTrits:
         """Where each block's trits lie, value by value: the block, the places in it, their place when ordered."""
         end = 0
         for column, value in enumerate(VALUES):
-            places = self._kept[column] if self.keep and len(self.codes) <= _MOST_KEPT else self._places(value)
+            places = self._kept[column] if self.keep and len(self.codes) <= MOST_KEPT else self._places(value)
             for block, inside in enumerate(places):
                 start, end = end, end + len(inside)
                 yield slice(block * SPAN, (block + 1) * SPAN), inside, slice(start, end)

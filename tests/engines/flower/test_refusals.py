@@ -33,6 +33,9 @@ REASONS = {
     4: ("client 2: Truncated", "client 3: Truncated"),
 }
 
+FLOATS = ("algorithm.upload=trits", "algorithm.rest_bits_up=none")
+"""Uploads with factors and floats in them, which can be huge or infinite."""
+
 
 @dataclass
 class Listening:
@@ -52,7 +55,7 @@ class Listening:
 def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
     """A server of four clients that waits for them."""
     place = tmp_path_factory.mktemp("refusals")
-    server = Server(place / "run", certificates(place, 4), small(4, len(REASONS)))
+    server = Server(place / "run", certificates(place, 4), small(4, len(REASONS), *FLOATS))
     clients = Clients(place / "clients", 4)
     try:
         server.start("--deadline", "30", "--patience", "200")
