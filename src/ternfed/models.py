@@ -1,7 +1,7 @@
-"""The paper's three networks as plain `torch.nn` modules, PyTorch's default initialisation.
+"""The paper's three networks and two for text, as plain `torch.nn` modules, PyTorch's default initialisation.
 
-All three run under `torch.func.functional_call` and `vmap` (with BatchNorm, hand over one set of buffers a model) and
-in `channels_last`. Their sizes are what the paper's communication table counts:
+All run under `torch.func.functional_call`; the paper's also under `vmap` (with BatchNorm, hand over one set of buffers
+a model) and in `channels_last`. Their sizes are what the paper's communication table counts:
 
 | network      | parameters | Linear and Conv weights but the first and the last |
 |--------------|------------|----------------------------------------------------|
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -132,9 +133,79 @@ def resnet18(classes: int = 10, channels_in: int = 3, width: int = 64) -> nn.Seq
     )
 
 
-def build(name: str, **options: Any) -> nn.Sequential:
+class CharLstm(nn.Module):
+    """Embedding, LSTM, linear. Takes ids (N, T), gives a logit for each id at each place (N, T, vocabulary)."""
+
+    def __init__(self, vocabulary: int, embedding: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, width, layers, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.lstm(self.embedding(ids))[0])
+        return outputs
+
+
+def charlstm(vocabulary: int, embedding: int = 8, width: int = 256, layers: int = 2) -> CharLstm:
+    """The next character by an LSTM, as McMahan et al. (2017) have it for Shakespeare's roles: 8-256-256."""
+    return CharLstm(vocabulary, embedding, width, layers)
+
+
+class _CausalBlock(nn.Module):
+    """Attention to what came before, then two linear layers, each beside a shortcut and after a LayerNorm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        # A bias of the keys changes no attention: its gradient is rounding alone, which Adam would make steps of.
+        self.attend = nn.Linear(width, 3 * width, bias=False)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        queries, keys, values = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.attend(self.norm1(batch)).chunk(3, -1)
+        )
+        seen = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        batch = batch + self.project(seen.transpose(1, 2).flatten(2))
+        outputs: Tensor = batch + self.narrow(nn.functional.gelu(self.widen(self.norm2(batch))))
+        return outputs
+
+
+class CharTransformer(nn.Module):
+    """A causal transformer. Takes ids (N, T), T at most `length`, gives (N, T, vocabulary)."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(_CausalBlock(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = self.positions(torch.arange(ids.shape[1], device=ids.device))
+        outputs: Tensor = self.head(self.norm(self.blocks(self.embedding(ids) + places)))
+        return outputs
+
+
+def chartransformer(
+    vocabulary: int, shape: Sequence[int], width: int = 128, layers: int = 4, heads: int = 4
+) -> CharTransformer:
+    """The next character by a small transformer: four layers, 128 wide, for sequences of the shape (length,)."""
+    if width % heads:
+        raise ValueError(f"heads is {heads}; a divisor of the width {width} is needed")
+    (length,) = shape
+    return CharTransformer(vocabulary, length, width, layers, heads)
+
+
+def build(name: str, **options: Any) -> nn.Module:
     """The network of that name with its own options, for settings that come from a file."""
-    make: Callable[..., nn.Sequential]
+    make: Callable[..., nn.Module]
     match name:
         case "mlp":
             make = mlp
@@ -142,8 +213,14 @@ def build(name: str, **options: Any) -> nn.Sequential:
             make = cnn
         case "resnet18":
             make = resnet18
+        case "charlstm":
+            make = charlstm
+        case "chartransformer":
+            make = chartransformer
         case _:
-            raise ValueError(f"model is {name!r}; allowed are 'mlp', 'cnn' and 'resnet18'")
+            raise ValueError(
+                f"model is {name!r}; allowed are 'mlp', 'cnn', 'resnet18', 'charlstm' and 'chartransformer'"
+            )
     allowed = list(inspect.signature(make).parameters)
     unknown = sorted(set(options) - set(allowed))
     if unknown:

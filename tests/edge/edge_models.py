@@ -8,7 +8,8 @@ from torch import nn
 from ternfed.data.images import normalise
 from ternfed.data.values import DataSet
 from ternfed.edge import Inputs, Trained, trained
-from ternfed.quantize.layers import parameter_groups, ternarize_, ternary_names
+from ternfed.quantize.choice import ternary_names
+from ternfed.quantize.layers import parameter_groups, ternarize_
 from ternfed.quantize.ternary import Quantizer, requantize
 
 

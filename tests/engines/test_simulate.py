@@ -281,11 +281,6 @@ class TestFederate:
         records = list(ternfed.federate(model, data, "federation.clients=4", "federation.rounds=2"))
         assert [record.round for record in records] == [1, 2]
 
-    @pytest.mark.parametrize("setting", ["model.name=cnn", "model.ternary=all", "data.dataset=mnist"])
-    def test_settings_that_the_arguments_decide_are_refused(self, digits: DataSet, setting: str) -> None:
-        with pytest.raises(ExperimentError, match=f"^{setting}: has no meaning here, where the model and the data are"):
-            next(ternfed.federate(nn.Linear(64, 10), digits, setting))
-
 
 def test_many_clients_with_a_few_samples_each(digits: DataSet) -> None:
     made = federation(digits, "federation.clients=1000", "federation.participation=0.3", "federation.rounds=1")

@@ -183,9 +183,9 @@ def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "allowed"),
     [
-        ("data", "dataset", "minst", '"digits", "mnist", "cifar10" or module:function'),
+        ("data", "dataset", "minst", '"digits", "mnist", "cifar10", "shakespeare", text:FOLDER, arrays:FOLDER, '),
         ("data", "dataset", 5, "text"),
-        ("data", "partition", "random", '"iid", "classes", "unbalanced" or "dirichlet"'),
+        ("data", "partition", "random", '"iid", "classes", "unbalanced", "dirichlet" or "natural"'),
         ("data", "hold_out", 1, "0 to below 1"),
         ("data", "hold_out", -0.1, "0 to below 1"),
         ("data", "classes_per_client", 11, "1 to 10"),
@@ -194,7 +194,7 @@ def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
         ("data", "balance", 0.0, "above 0 and at most 1"),
         ("data", "balance", 1.01, "above 0 and at most 1"),
         ("data", "alpha", 0, "above 0"),
-        ("model", "name", "vgg", '"mlp", "cnn" or "resnet18" or module:function'),
+        ("model", "name", "vgg", '"mlp", "cnn", "resnet18", "charlstm" or "chartransformer" or module:function'),
         ("model", "hidden", [30, "x"], "a list in which a whole number is"),
         ("model", "hidden", 30, "a list in which a whole number is"),
         ("model", "ternary", [], "at least one name"),
@@ -263,7 +263,8 @@ def test_an_impossible_value_is_refused_with_its_key_and_what_is_allowed(
          "federation.trim"),
         ({"model": {"activtion": "relu"}}, 'model.activtion = "relu": no such setting; did you mean model.activation?'),
         ({"model": {"inputs": 5}},
-         "model.inputs = 5: no such setting; allowed are model.name, model.ternary, model.activation, model.hidden"),
+         "model.inputs = 5: no such setting; allowed are model.name, model.ternary, model.trainable, model.weights, "
+         "model.activation, model.hidden"),
         ({"model": {"name": "own_parts:needy_network"}},
          "model.depth: is needed, own_parts:needy_network has no default for it"),
         ({"algorithm": {**OWN, "colr": "red"}},
@@ -531,10 +532,10 @@ def test_ternary_layers_are_the_inner_ones_or_those_that_are_named() -> None:
     assert chosen("model.ternary=all") == ("linear1.weight", "linear2.weight", "linear3.weight")
     assert chosen('model.ternary=["linear[12]"]') == ("linear1.weight", "linear2.weight")
     assert chosen("model.hidden=[]") == ()
-    with pytest.raises(
-        ExperimentError, match=r'^model\.ternary = "conv\*": matches no Linear or Conv layer; there is l'
-    ):
-        chosen('model.ternary=["linear2", "conv*"]')
+    for pattern, hint in (("conv*", "there is linear1, linear2, linear3"), ("liner2", "did you mean linear2?")):
+        sentence = f'model.ternary = "{pattern}": matches no layer and no parameter; {hint}'
+        with pytest.raises(ExperimentError, match=f"^{re.escape(sentence)}$"):
+            chosen(f'model.ternary=["linear2", "{pattern}"]')
 
 
 @pytest.mark.parametrize(
@@ -631,11 +632,11 @@ def test_the_page_names_every_setting_and_every_file() -> None:
 
 
 def test_the_defaults_on_the_page_are_the_defaults() -> None:
-    rows_of_page = re.findall(r"^\| `([\w.]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", PAGE, re.MULTILINE)
+    rows_of_page = re.findall(r"^\| `([\w.]+)`" + r" \| ([^|]*)" * 5 + r" \|$", PAGE, re.MULTILINE)
     assert len(rows_of_page) >= 10
     for key, *cells in rows_of_page:
         section, name = key.split(".")
-        for dataset, cell in zip(("digits", "mnist", "cifar10", "own_parts:rows"), cells, strict=True):
+        for dataset, cell in zip(("digits", "mnist", "cifar10", "shakespeare", "own_parts:rows"), cells, strict=True):
             value = make(f"data.dataset={dataset}").to_table()[section][name]
             assert cell.strip(" `") == (value if isinstance(value, str) else json.dumps(value)), key
 

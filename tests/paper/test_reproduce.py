@@ -20,7 +20,9 @@ from typer.testing import CliRunner, Result
 from ternfed.algorithms import cmfl
 from ternfed.cli.app import app
 from ternfed.data.sets import load
+from ternfed.data.values import DataSet
 from ternfed.engines import simulate
+from ternfed.experiment.experiment import Experiment
 from ternfed.paper import reproduce
 from ternfed.paper.rows import Row, find_rows
 from ternfed.round.federation import Federation
@@ -211,7 +213,12 @@ class TestACell:
 class TestDataSets:
     def test_a_data_set_is_read_once_for_all_cells_that_share_the_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[str, Path | None]] = []
-        monkeypatch.setattr(reproduce, "load", lambda name, folder: asked.append((name, folder)) or load(name, folder))
+
+        def counted(self: Experiment, folder: Path | None = None) -> DataSet:
+            asked.append((self.data.dataset, folder))
+            return load(self.data.dataset, folder)
+
+        monkeypatch.setattr(Experiment, "load_data", counted)
         rows, data = find_rows((Path("rows"),)), reproduce.DataSets(Path("somewhere"))
         for name in ("tiny-fedavg", "tiny-tfedavg"):
             reproduce.run_cell(rows[name], 0, Path("results"), data)
@@ -219,7 +226,7 @@ class TestDataSets:
 
     def test_nothing_keeps_it_when_its_owner_lets_go(self) -> None:
         data = reproduce.DataSets()
-        seen = weakref.ref(data.get("digits"))
+        seen = weakref.ref(data.get(Experiment.from_toml("")))
         assert seen() is not None
         del data
         gc.collect()

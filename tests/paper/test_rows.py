@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ternfed.data.partitions import Classes, Iid, Unbalanced
+from ternfed.data.partitions import Classes, Iid, Natural, Unbalanced
+from ternfed.draws import participants
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.paper.rows import PLACES, SHOWN, Row, choose_rows, find_rows, read_row
 from ternfed.runs.records import is_frozen
@@ -50,6 +51,7 @@ NAMES = {
     *(f"participation-{s}-{n}-{a}" for s in ("iid", "nc2") for n in (10, 30, 50, 70) for a in ("tfedavg", "fedavg")),
     *(f"balance-{balance}-{algorithm}" for balance in BALANCES for algorithm in FEDERATED),
     *(f"elapsed-{model}" for model in ("mlp", "cnn", "resnet18")),
+    *(f"shakespeare-{model}-{a}" for model in ("lstm", "transformer") for a in ("fedavg", "tfedavg", "fedpaq")),
 }
 
 
@@ -89,7 +91,7 @@ class TestTheFiles:
 
     def test_settings_are_what_the_name_says(self) -> None:
         for row in ROWS.values():
-            if row.chooses or row.about.shows == ("frontier",):
+            if row.chooses or row.about.shows in (("frontier",), ("shakespeare",)):
                 continue
             own, words = row.experiment(), [word for word in row.name.split("-") if word not in ENDS]
             if row.about.kind == "run":
@@ -112,6 +114,15 @@ class TestTheFiles:
             if words[0] == "participation":
                 share = int(words[2]) / 100
             assert (own.federation.clients, own.federation.participation) == (clients, share)
+
+    def test_shakespeares_roles_are_the_clients(self) -> None:
+        rows = [row for row in ROWS.values() if "shakespeare" in row.about.shows]
+        assert {(row.about.seeds, row.about.device) for row in rows} == {(2, "cuda")}
+        for row in rows:
+            own, (_, model, algorithm) = row.experiment(), row.name.split("-")
+            assert (own.model.name, own.algorithm.name) == (f"char{model}", algorithm)
+            assert (own.federation.clients, own.data.partition, own.task.name) == (425, Natural(), "language")
+            assert len(participants(0, 1, own.federation.clients, own.federation.participation)) == 10
 
     def test_algorithms_of_one_cell_differ_in_the_algorithm_alone(self) -> None:
         def cell_of(row: Row) -> str:

@@ -142,7 +142,6 @@ def test_ternary_weights_are_trained_as_one_client_at_a_time(
 def test_every_setting_of_ternary_training_is_obeyed(optimizer: str) -> None:
     network = network_of(with_biases)
     plain = replace(OPTIMIZERS[optimizer], epochs=4, batch=8, quantizer=Quantizer(), ternary=network.ternary)
-    first = network.parameters[:2]
     before = check(network, plain)[1].local
     for change in (
         {"clip": 0.2},
@@ -151,13 +150,20 @@ def test_every_setting_of_ternary_training_is_obeyed(optimizer: str) -> None:
         {"latent_optimizer": Adam(), "latent_rate": 0.02},
         {"latent_optimizer": Sgd(momentum=0.5), "latent_rate": 0.02, "decay": 0.5},
         {"factor_rate": 0.1},
-        {"frozen": first},
-        {"frozen": first[:1]},
-        {"frozen": (network.parameters[-1],)},
-        {"clip": 0.2, "plain_epochs": 3, "latent_rate": 2.0, "factor_rate": 0.5, "frozen": first},
     ):
         after = check(network, replace(plain, **change))[1].local
         assert any(not torch.equal(after.weights[name], before.weights[name]) for name in after.weights), change
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_is_frozen_is_one_for_all_clients_and_stays(optimizer: str) -> None:
+    whole = network_of(with_biases)
+    first, last = whole.parameters[:2], whole.parameters[-1:]
+    plain = replace(OPTIMIZERS[optimizer], epochs=4, batch=8, quantizer=Quantizer(), ternary=whole.ternary)
+    for names in (first, first[:1], last, (*first, *last)):
+        network = whole.without(names)
+        for training in (plain, replace(plain, clip=0.2, plain_epochs=3, latent_rate=2.0, factor_rate=0.5)):
+            assert set(names).isdisjoint(check(network, training)[1].local.weights)
 
 
 def test_epochs_that_are_all_plain_leave_the_factors_alone() -> None:

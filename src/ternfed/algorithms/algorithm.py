@@ -10,9 +10,11 @@ A round, whoever carries the bytes (`round/exchange.py` walks it):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -21,10 +23,12 @@ from torch import Tensor, nn
 from ternfed.aggregation import mean
 from ternfed.aggregation.aggregation import Aggregation, Uploads
 from ternfed.algorithms.optimizers import Optimizer, Sgd
-from ternfed.quantize.layers import Predicate, ternary_names
+from ternfed.quantize.choice import Choice, NoTernaryLayersError, ternary_names
+from ternfed.quantize.choice import aliases as names_of
 from ternfed.quantize.ternary import Quantizer
 from ternfed.task import CLASSIFICATION, Task
 from ternfed.wire import Kind, Message, Schema, Slot, Value, dense
+from ternfed.wire.schema import flat_bytes
 
 Weights = dict[str, Tensor]
 """Tensors of a model by name."""
@@ -46,25 +50,84 @@ class Network:
     task: Task = CLASSIFICATION
     """What it learns."""
 
+    frozen: tuple[str, ...] = ()
+    """Parameters and buffers that are not trained: they do not travel, and every side has the same in its model."""
+
     @staticmethod
-    def of(model: nn.Module, where: Predicate | None = None, task: Task = CLASSIFICATION) -> Network:
-        """The model with the layers that `ternarize_` would choose."""
-        return Network(model, ternary_names(model, where), task)
+    def of(
+        model: nn.Module,
+        ternary: Choice | None = None,
+        task: Task = CLASSIFICATION,
+        *,
+        frozen: tuple[str, ...] = (),
+        sample: Tensor | None = None,
+    ) -> Network:
+        """The model, which it takes over, with the weights that are to be ternary and those that are not trained.
+
+        Without a choice the inner layers are ternary, by their use of a `sample` of inputs; there may be none.
+        """
+        try:
+            chosen = ternary_names(model, ternary, sample)
+        except NoTernaryLayersError:
+            if ternary not in (None, "inner", "all"):
+                raise
+            chosen = ()  # enough for an algorithm that quantizes nothing
+        network = Network(model, tuple(name for name in chosen if name not in frozen), task, frozen)
+        network.in_training(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        return network
+
+    def without(self, names: Sequence[str]) -> Network:
+        """The same with these frozen as well."""
+        return replace(
+            self,
+            ternary=tuple(name for name in self.ternary if name not in names),
+            frozen=(*self.frozen, *names),
+        )
+
+    def in_training(self, model: nn.Module) -> nn.Module:
+        """The model in training mode, but for modules such as BatchNorm whose buffers are all frozen."""
+        model.train()
+        for prefix, module in model.named_modules():
+            own = [f"{prefix}.{name}".removeprefix(".") for name in dict(module.named_buffers(recurse=False))]
+            if own and all(name in self.frozen for name in own):
+                module.training = False
+        return model
+
+    def copied(self, device: torch.device) -> nn.Module:
+        """A copy of the model on a device; on the CPU it shares what is frozen, which nobody writes to."""
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        shared = self.frozen if device.type == "cpu" else ()  # a model that is moved takes its tensors along
+        return deepcopy(self.model, {id(named[name]): named[name] for name in shared}).to(device)
+
+    @cached_property
+    def _named(self) -> dict[str, Tensor]:
+        """What is trained and travels: parameters, then buffers. Those that no file would hold belong to the code."""
+        passing = {
+            f"{prefix}.{name}".removeprefix(".")
+            for prefix, module in self.model.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
+        buffers = {name: tensor for name, tensor in self.model.named_buffers() if name not in passing}
+        named = {**dict(self.model.named_parameters()), **buffers}
+        left_out = set(self.frozen)
+        return {name: tensor for name, tensor in named.items() if name not in left_out}
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.model.named_parameters())
+        """Those that are trained."""
+        return tuple(name for name, _ in self.model.named_parameters() if name in self._named)
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """Tensors that are not trained but belong to the model: BatchNorm's statistics."""
-        return tuple(name for name, _ in self.model.named_buffers())
+        """Tensors that are not trained but change in training: BatchNorm's statistics."""
+        return tuple(name for name, _ in self.model.named_buffers() if name in self._named)
 
     @cached_property
     def floats(self) -> tuple[str, ...]:
         """Parameters and buffers that hold floats: all but counters."""
-        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        return tuple(name for name, tensor in named.items() if tensor.is_floating_point())
+        return tuple(name for name, tensor in self._named.items() if tensor.is_floating_point())
 
     @cached_property
     def counters(self) -> tuple[str, ...]:
@@ -72,13 +135,42 @@ class Network:
 
         Statistics that are plain means over all batches (no momentum) need theirs.
         """
-        return tuple(
+        counts = (
             f"{name}.num_batches_tracked".removeprefix(".")
             for name, module in self.model.named_modules()
             if isinstance(module, nn.modules.batchnorm._BatchNorm)
             and module.num_batches_tracked is not None
             and module.momentum is not None
         )
+        return tuple(name for name in counts if name in self._named)
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Further names of tensors that several modules share: each with the name that it travels by."""
+        return {name: first for first, names in names_of(self.model).items() for name in names[1:]}
+
+    @cached_property
+    def digest(self) -> str | None:
+        """SHA-256 of what is frozen, by which two sides know that they have the same; None where nothing is."""
+        if not self.frozen:
+            return None
+        state = sha256()
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        for name in sorted(self.frozen):
+            tensor = named[name]
+            state.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+            state.update(flat_bytes(tensor).numpy().tobytes())
+        return state.hexdigest()
+
+    @property
+    def summary(self) -> str:
+        """Which weights are ternary, what share they are, and what is frozen: one line."""
+        sizes = {name: tensor.numel() for name, tensor in self.model.named_parameters()}
+        trained = sum(sizes[name] for name in self.parameters)
+        share = sum(sizes[name] for name in self.ternary) / max(trained, 1)
+        chosen = f"{', '.join(self.ternary)} ({100 * share:.1f}% of {trained:,} weights)" if self.ternary else "none"
+        frozen = sum(sizes.values()) - trained
+        return f"ternary: {chosen}" + (f"; frozen: {frozen:,} further weights" if frozen else "")
 
     @cached_property
     def has_statistics(self) -> bool:
@@ -86,16 +178,15 @@ class Network:
         return any(name.endswith("running_mean") for name in self.buffers)
 
     def weights(self) -> Weights:
-        """A copy of the model's own tensors, parameters and buffers."""
-        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        """A copy of the model's own tensors, parameters and buffers, without those that are frozen."""
+        return {name: tensor.detach().clone() for name, tensor in self._named.items()}
 
     def without_counters(self, weights: Weights) -> Weights:
         """What travels of a model."""
         return {name: tensor for name, tensor in weights.items() if name not in self.counters}
 
     def with_counters(self, weights: Weights) -> Weights:
-        """A whole model, from what travelled."""
+        """All that is trained, from what travelled."""
         return {**weights, **{name: torch.zeros((), dtype=torch.int64) for name in self.counters}}
 
     def schema(
@@ -103,12 +194,11 @@ class Network:
         ternary: tuple[str, ...] = (),
         numbers: tuple[str, ...] = (),
         kind: Kind = Kind.FLOAT32,
-        without: tuple[str, ...] = (),
         grid: tuple[str, ...] = (),
     ) -> Schema:
         """The schema of a message with the whole model in it: some slots as trits or on a grid, other floats as `kind`.
 
-        All that a model is put together from: every parameter and buffer but `counters`. On a grid, matrices and
+        All that is trained: every parameter and buffer but `counters` and what is frozen. On a grid, matrices and
         kernels have one step per row.
         """
 
@@ -119,11 +209,10 @@ class Network:
                 return Kind.GRID_ROWS if tensor.dim() > 1 else Kind.GRID
             return kind if tensor.is_floating_point() and name in self.parameters else Kind(str(tensor.dtype)[6:])
 
-        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         slots = (
             Slot(name, tuple(tensor.shape), kind_of(name, tensor))
-            for name, tensor in named.items()
-            if name not in without and name not in self.counters
+            for name, tensor in self._named.items()
+            if name not in self.counters
         )
         return Schema(tuple(slots), numbers)
 
@@ -169,8 +258,6 @@ class Training:
     """Latent weights are clipped to [-clip, clip] after each step."""
     plain_epochs: int = 0
     """So many first local epochs train without quantization."""
-    frozen: tuple[str, ...] = ()
-    """Parameters that are not trained."""
     precision: str = "float32"
     """`bfloat16`: linear and convolutional layers compute in it; weights, optimizer and BatchNorm do not."""
     correct: Correct | None = None
@@ -310,6 +397,14 @@ class Algorithm:
     """The server half judges models, or recomputes statistics, on data held out on the server."""
     central: bool = False
     """All data lies in one place and nothing travels: the baseline."""
+
+
+@torch.no_grad()
+def put_into(model: nn.Module, weights: Weights) -> None:
+    """Load tensors by name, each as the model has it: its dtype and device; what several modules share, once."""
+    own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    for name, tensor in weights.items():
+        own[name].copy_(tensor)
 
 
 def as_kind(weights: Weights, network: Network, kind: Kind) -> Weights:

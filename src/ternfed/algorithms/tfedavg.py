@@ -59,18 +59,16 @@ ABOUT = About(
 
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """T-FedAvg for a network."""
+    if not settings.send_first:
+        network = _without_first(network)
     names = network.ternary
     if not names:
         raise ValueError(
             "the model has no layer that can be ternary: T-FedAvg needs one between its first and its last"
         )
-    first = () if settings.send_first else network.parameters[:1]
-    if first and first[0] in names:
-        raise ValueError("send_first = false: the first layer is ternary here; leave it out of the ternary layers")
-    rest = tuple(name for name in network.floats if name not in (*names, *first))
-    known = {name: network.weights()[name] for name in first}
+    rest = tuple(name for name in network.floats if name not in names)
     judged = network.task.metric.measure
-    way = way_up(network, training, settings, first)
+    way = way_up(network, training, settings)
     judging = settings.judging if way.guarded else Judging.OFF
     numbers = (*UP, judged.name) if judging is Judging.CLIENTS else UP
     up_bits = bits_of(rest, network, settings.rest_bits_up, settings.buffer_bits)
@@ -79,14 +77,14 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     up_grid = (*way.on_grid, *up_bits)
 
     def start(received: Message, memory: ClientMemory, client: Client) -> tuple[Local, ClientMemory]:
-        parameters, buffers = split({**dense_weights(received), **known}, network)
+        parameters, buffers = split(dense_weights(received), network)
         return way.start(parameters, buffers, received, memory, client), memory
 
     def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
         before = dense_weights(received) if up_grid else {}
         layers, memory = way.finish(local, before, memory, client)
         moved = network.without_counters({**local.weights, **local.buffers})
-        others = {name: tensor for name, tensor in moved.items() if name not in (*layers, *rest, *first)}
+        others = {name: tensor for name, tensor in moved.items() if name not in (*layers, *rest)}
         floats = {name: moved[name] for name in rest}
         if not up_bits:
             return Message({**as_kind(floats, network, settings.dense), **others, **layers}, {}), memory
@@ -94,7 +92,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         return Message({**changed, **others, **layers}, {}), memory
 
     def message_of(weights: Weights, sent: Mapping[str, Value]) -> Message:
-        plain = {name: tensor for name, tensor in weights.items() if name not in sent and name not in first}
+        plain = {name: tensor for name, tensor in weights.items() if name not in sent}
         return Message({**as_kind(plain, network, settings.dense), **sent}, {})
 
     def reference(broadcast: Message) -> dict[str, Tensor]:
@@ -115,7 +113,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def requantized(weights: Weights) -> dict[str, Ternary]:
         return {n: requantize(weights[n], settings.server_rule, settings.server_factor, n) for n in names}
 
-    def opening(weights: Weights) -> Server:
+    def opening(whole: Weights) -> Server:
+        weights = {name: whole[name] for name in network.weights()}
         strategy = Strategy.TERNARY if settings.ternary_start else Strategy.FULL
         shown, sent = on_air(weights, requantized(weights) if settings.ternary_start else {}, {})
         memory = ServerMemory(rest=unrounded(weights), latents=way.opened(weights))
@@ -125,7 +124,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if not uploads.average:
             return server
         before: ServerMemory = server.memory
-        average = {**uploads.average, **known}
+        average = {**uploads.average}
         if up_bits:
             average |= added(before.rest, {name: average[name] for name in rest})
         combined, wanted, latents = way.combined(average, before)
@@ -157,10 +156,10 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         name="tfedavg",
         training=way.training,
         down=(
-            network.schema(names, DOWN, settings.dense, first, tuple(down_bits)),
-            network.schema((), DOWN, settings.dense, first, (*full_bits, *down_bits)),
+            network.schema(names, DOWN, settings.dense, tuple(down_bits)),
+            network.schema((), DOWN, settings.dense, (*full_bits, *down_bits)),
         ),
-        up=(network.schema(way.as_trits, numbers, settings.dense, first, up_grid),),
+        up=(network.schema(way.as_trits, numbers, settings.dense, up_grid),),
         open=opening,
         broadcast=lambda server: message_of(server.weights, server.sent),
         start=start,
@@ -172,3 +171,11 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         retries=3,
         needs_held_out=judging is Judging.SERVER or recounts(settings.statistics, network),
     )
+
+
+def _without_first(network: Network) -> Network:
+    """The network whose first parameter stays, on every side, as it was at the start."""
+    first = network.parameters[:1]
+    if first[0] in network.ternary:
+        raise ValueError("send_first = false: the first layer is ternary here; leave it out of the ternary layers")
+    return network.without(first)

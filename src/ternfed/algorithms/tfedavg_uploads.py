@@ -70,15 +70,15 @@ class Way:
     """Whether the model in full precision is one that clients trained, so that Strategy II can fall back to it."""
 
 
-def way_up(network: Network, training: Training, settings: Settings, untrained: tuple[str, ...]) -> Way:
+def way_up(network: Network, training: Training, settings: Settings) -> Way:
     """The way that the settings ask for, or that suits the network."""
     differences = settings.upload is Upload.DIFFERENCES
     if settings.upload is Upload.AUTO:
         differences = not network.has_statistics
-    return (_differences if differences else _trits)(network, training, settings, untrained)
+    return (_differences if differences else _trits)(network, training, settings)
 
 
-def _trits(network: Network, training: Training, settings: Settings, untrained: tuple[str, ...]) -> Way:
+def _trits(network: Network, training: Training, settings: Settings) -> Way:
     """Clients train ternary layers (FTTQ) and send their trits; the server averages what the trits stand for."""
     names = network.ternary
     quantizer = Quantizer(settings.rule, settings.factor, settings.scale, settings.gradient)
@@ -136,7 +136,6 @@ def _trits(network: Network, training: Training, settings: Settings, untrained: 
             factor_rate=by_optimizer if settings.factor_rate is None else settings.factor_rate,
             clip=settings.clip,
             plain_epochs=plain_epochs,
-            frozen=untrained,
         ),
         as_trits=names,
         on_grid=(),
@@ -148,7 +147,7 @@ def _trits(network: Network, training: Training, settings: Settings, untrained: 
     )
 
 
-def _differences(network: Network, training: Training, settings: Settings, untrained: tuple[str, ...]) -> Way:
+def _differences(network: Network, training: Training, settings: Settings) -> Way:
     """Clients train plain weights from the received trits and send how far they moved; the server has the latents."""
     names = network.ternary
 
@@ -164,7 +163,7 @@ def _differences(network: Network, training: Training, settings: Settings, untra
         return {**average, **latents}, latents, latents
 
     return Way(
-        training=replace(training, frozen=untrained),
+        training=training,
         as_trits=(),
         on_grid=names,
         start=lambda parameters, buffers, received, memory, client: Local(parameters, buffers),

@@ -17,7 +17,6 @@ import torch
 from ternfed.algorithms import cmfl
 from ternfed.algorithms.algorithm import Weights
 from ternfed.bench.tables import markdown
-from ternfed.data.sets import load
 from ternfed.engines.simulate import play
 from ternfed.paper.rows import find_rows
 from ternfed.round.federation import open_federation
@@ -41,7 +40,7 @@ def relevances(name: str, data: Path | None = None, rounds: int = 20, device: st
     experiment = rows[name].experiment(100, settings)
     cmfl.relevance = watched
     try:
-        for _ in play(open_federation(experiment, load(experiment.data.dataset, data), device)):
+        for _ in play(open_federation(experiment, experiment.load_data(data), device)):
             pass
     finally:
         cmfl.relevance = measure

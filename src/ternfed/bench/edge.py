@@ -26,7 +26,7 @@ from ternfed.edge.graph import INPUT, float_onnx, to_onnx
 from ternfed.edge.runtime import session
 from ternfed.models import cnn, mlp, resnet18
 from ternfed.paper.elapsed import one_thread
-from ternfed.quantize.layers import Predicate, ternary_names
+from ternfed.quantize.choice import Predicate, ternary_names
 from ternfed.quantize.ternary import requantize, twn
 
 BATCHES = (1, 64)

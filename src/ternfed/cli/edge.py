@@ -65,7 +65,7 @@ def predict(
 
     with answered():
         opened = open_model(model, threads=threads)
-        samples, labels = samples_for(opened.facts, data)
+        samples, labels = samples_for(opened.facts, data, opened.task)
         batches = predictions(opened, samples, labels, batch=batch)
         total = -(-len(samples) // batch)
         shown = track(batches, "predicting", total, console=terminal.err, disable=as_json)

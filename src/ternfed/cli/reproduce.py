@@ -96,7 +96,7 @@ def _left(cells: Sequence[Cell], device: str | None, again: bool, data: DataSets
         measured_again = again and cell.row.about.kind == "elapsed"
         if measured_again or cell.standing() != "finished":
             check_device(cell.row, device or cell.row.about.device)
-            data.get(cell.experiment().data.dataset)
+            data.get(cell.experiment())
             yield cell
 
 

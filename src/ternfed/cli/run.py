@@ -109,14 +109,13 @@ def _run_one(
     experiment: Experiment, folder: Path, data: Path | None, device: str, resume: bool, overwrite: bool, quiet: bool
 ) -> tuple[dict[str, Any], Measure]:
     """One run into one folder, with its progress on standard error: its summary, and how its scores are read."""
-    from ternfed.data.sets import load
     from ternfed.engines.simulate import record_into
     from ternfed.round.federation import open_federation
     from ternfed.runs.folder import summarise
     from ternfed.runs.records import warnings_of
 
     check_device(device)
-    federation = open_federation(experiment, load(experiment.data.dataset, data), device)
+    federation = open_federation(experiment, experiment.load_data(data), device)
     target, past, coming = record_into(folder, federation, device, resume=resume, overwrite=overwrite)
     with target, answered(begun=True, interrupted=GOES_ON):
         total = experiment.federation.rounds

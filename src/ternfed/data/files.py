@@ -21,10 +21,15 @@ Arrays: TypeAlias = dict[str, "np.ndarray[Any, Any]"]  # train_inputs, train_lab
 
 SPLITS = ("train", "test")
 FIELDS = tuple(f"{split}_{field}" for split in SPLITS for field in ("inputs", "labels"))
+CLIENTS = "train_clients"
+"""One more array where it is known whose each training sample is."""
 
 
 def save_arrays(data: DataSet, folder: Path, parts: int = 1) -> list[Path]:
-    """The four arrays as `.npy` files, the training inputs in `parts` of them (`train_inputs.0.npy` …); their paths."""
+    """The four arrays as `.npy` files, the training inputs in `parts` of them (`train_inputs.0.npy` …); their paths.
+
+    A fifth where the data set knows whose each training sample is.
+    """
     if not 1 <= parts <= len(data.train):
         raise ValueError(f"parts = {parts}: 1 to {len(data.train)} is allowed, the training samples there are")
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,6 +44,10 @@ def save_arrays(data: DataSet, folder: Path, parts: int = 1) -> list[Path]:
         for name, array in [*files, (f"{split}_labels.npy", samples.labels.numpy())]:
             np.save(folder / name, array)
             written.append(folder / name)
+    (folder / f"{CLIENTS}.npy").unlink(missing_ok=True)
+    if data.clients is not None:
+        np.save(folder / f"{CLIENTS}.npy", data.clients.numpy())
+        written.append(folder / f"{CLIENTS}.npy")
     return written
 
 
@@ -50,7 +59,7 @@ def holds_arrays(folder: Path) -> bool:
 def read_arrays(folder: Path) -> Arrays:
     """What `save_arrays` wrote, parts joined; DataMissing names the file that is absent or broken."""
     arrays: Arrays = {}
-    for field in FIELDS:
+    for field in (*FIELDS, CLIENTS) if (folder / f"{CLIENTS}.npy").is_file() else FIELDS:
         whole = folder / f"{field}.npy"
         files = [whole] if whole.is_file() else _parts(folder, field)
         if not files or (files != [whole] and [_number(file) for file in files] != list(range(len(files)))):
@@ -92,6 +101,34 @@ def read_parquet(files: dict[str, list[Path]], image: str, label: str) -> Arrays
         blobs = (blob.as_py() for table in tables for chunk in table[image].chunks for blob in chunk.field("bytes"))
         arrays[f"{split}_inputs"] = stack_images(open_image(blob) for blob in blobs)
         arrays[f"{split}_labels"] = np.concatenate([table[label].to_numpy() for table in tables]).astype(np.int64)
+    return arrays
+
+
+def read_columns(folder: Path) -> Arrays:
+    """The columns `inputs` (lists of numbers), `label` and, maybe, `client` of `train*.parquet` and `test*.parquet`."""
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise DataMissing("reading parquet files needs the extra [data]: pip install 'ternfed[data]'") from error
+    arrays: Arrays = {}
+    for split in SPLITS:
+        paths = sorted(folder.glob(f"{split}*.parquet"))
+        if not paths:
+            raise DataMissing(f"{folder}: holds no {split}*.parquet; train*.parquet and test*.parquet are needed")
+        try:
+            table = arrow.concat_tables([parquet.read_table(path) for path in paths])
+        except (OSError, ValueError) as error:
+            first_line = str(error).partition("\n")[0]
+            raise DataMissing(f"{folder}: its {split} files cannot be read ({first_line})") from error
+        for column, field in (("inputs", "inputs"), ("label", "labels"), ("client", "clients")):
+            if column in table.column_names:
+                arrays[f"{split}_{field}"] = np.asarray(table[column].to_pylist())
+            elif column != "client":
+                raise DataMissing(
+                    f"{folder}: its {split} files have no column {column}; there is {', '.join(table.column_names)}"
+                )
+    arrays.pop("test_clients", None)
     return arrays
 
 

@@ -29,9 +29,11 @@ def normalise(
 ) -> Tensor:
     """(inputs − mean) / std per channel; …×C×H×W. uint8 inputs are first scaled to [0, 1].
 
-    One mean serves every channel, and inputs that are no images. Tensors (of shape C, on the inputs' device) save
-    making the constants again at each call.
+    One mean serves every channel, and inputs that are no images. Other whole numbers are token ids and stay as they
+    are. Tensors (of shape C, on the inputs' device) save making the constants again at each call.
     """
+    if not inputs.is_floating_point() and inputs.dtype != torch.uint8:
+        return inputs
     exact = torch.promote_types(dtype, torch.float32)  # narrower types only round the result
     scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
     values = inputs.to(exact)

@@ -1,8 +1,9 @@
 """How a data set is divided among clients: every sample on exactly one client, the same for the same generator.
 
-A partition is one of four values, and `split` does what it says: strata (N), one label per sample, become one sorted
-index tensor per client. The indices count within the strata given: after `hold_out`, split `labels[kept]` and look the
-parts up in `kept`. `check` refuses what no data with so many classes can give so many clients.
+A partition is one of five values, and `split` does what it says: strata (N), one label per sample, become one sorted
+index tensor per client. A label is a class, or with `Natural` the sample's own client. The indices count within the
+strata given: after `hold_out`, split `labels[kept]` and look the parts up in `kept`. `check` refuses what no data with
+so many classes can give so many clients.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Iid:
 
     by_class: ClassVar[bool] = False
     """Whether the strata decide, and not only how many samples there are."""
+    by_client: ClassVar[bool] = False
+    """Whether the strata are clients."""
 
     def check(self, clients: int, classes: int | None = None) -> None:
         """Nothing to refuse."""
@@ -46,6 +49,7 @@ class Classes:
     per_client: int = field(default=2, metadata={"key": "classes_per_client"})
     """N_c; the setting `classes_per_client` of an experiment."""
     by_class: ClassVar[bool] = True
+    by_client: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
@@ -92,6 +96,7 @@ class Unbalanced:
     balance: float = 0.5
     """β = median / max of the client sizes (eq. imbalance)."""
     by_class: ClassVar[bool] = False
+    by_client: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.balance <= 1:
@@ -118,6 +123,7 @@ class Dirichlet:
 
     alpha: float = 0.5
     by_class: ClassVar[bool] = True
+    by_client: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < math.inf:
@@ -148,7 +154,29 @@ class Dirichlet:
         return [part.sort().values for part in joined]
 
 
-Partition = Iid | Classes | Unbalanced | Dirichlet
+@dataclass(frozen=True)
+class Natural:
+    """Every sample on the client that it belongs to by nature: a role of a play, a hospital, a sensor."""
+
+    by_class: ClassVar[bool] = False
+    by_client: ClassVar[bool] = True
+
+    def check(self, clients: int, classes: int | None = None) -> None:
+        """Nothing to refuse before the data are known."""
+
+    def split(self, strata: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+        """The indices of each client's samples; the strata are clients."""
+        sizes = torch.bincount(strata, minlength=clients)
+        if len(sizes) > clients:
+            raise ValueError(f"clients = {clients}: the data has {len(sizes)} of its own, and so many are needed")
+        if len(empty := (sizes == 0).nonzero().flatten()):
+            raise ValueError(
+                f"client {int(empty[0])} has no samples to train on; leave it out of the data, or hold out less"
+            )
+        return list(torch.split(strata.argsort(stable=True), sizes.tolist()))
+
+
+Partition = Iid | Classes | Unbalanced | Dirichlet | Natural
 
 
 def hold_out(labels: Tensor, amount: int | float, generator: Generator) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Data sets by name: MNIST, CIFAR-10, scikit-learn's digits, and a user's own."""
+"""Data sets by name: MNIST, CIFAR-10, scikit-learn's digits, Shakespeare's roles, folders, and a user's own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,29 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ternfed.data.files import SPLITS, Arrays, as_samples, cached, holds_arrays, read_arrays, read_parquet, save_arrays
+from ternfed.data.files import (
+    CLIENTS,
+    FIELDS,
+    SPLITS,
+    Arrays,
+    as_samples,
+    cached,
+    holds_arrays,
+    read_arrays,
+    read_columns,
+    read_parquet,
+    save_arrays,
+)
 from ternfed.data.hub import decode_splits, from_hub, open_hub
 from ternfed.data.images import Augment, crop_flip, normalise
+from ternfed.data.text import LENGTH, read_text, text_files
 from ternfed.data.values import DataMissing, DataSet, Samples, from_arrays
 from ternfed.named_function import FunctionMissing, named_function
+from ternfed.task import CLASSIFICATION, Task
 
 __all__ = [
+    "CLASSES",
+    "FOLDERS",
     "NAMES",
     "Augment",
     "DataMissing",
@@ -25,6 +41,7 @@ __all__ = [
     "crop_flip",
     "from_arrays",
     "from_hub",
+    "is_text",
     "load",
     "normalise",
     "save_arrays",
@@ -53,27 +70,49 @@ _KNOWN = {
     ),
 }  # fmt: skip
 
-NAMES = ("digits", *_KNOWN)
+CLASSES = {"digits": 10, **dict.fromkeys(_KNOWN, 10)}
+"""How many classes those of them have that have any."""
+NAMES = (*CLASSES, "shakespeare")
+FOLDERS = ("text", "arrays", "parquet")
+"""Kinds of folders, for `kind:FOLDER`."""
 DIGITS = (1, 8, 8)
 """The shape of a sample."""
+SHAKESPEARE = 75
+"""Characters of the training parts of all roles, and one for any other."""
 
 
-def load(name: str, folder: Path | None = None) -> DataSet:
+def load(name: str, folder: Path | None = None, task: Task = CLASSIFICATION, length: int = LENGTH) -> DataSet:
     """The data set of that name, or what the user's `module:function` returns: a DataSet, or arrays for `from_arrays`.
 
-    MNIST and CIFAR-10 are looked for in `folder`, else in TERNFED_DATA, then on the hub.
+    MNIST, CIFAR-10 and Shakespeare's roles are looked for in `folder`, else in TERNFED_DATA; the first two then on the
+    hub. `text:FOLDER` holds one `.txt` file per client, in sequences of `length` characters; `arrays:FOLDER` what
+    `save_arrays` writes; `parquet:FOLDER` the columns `inputs`, `label` and, where it is known, `client`.
     """
     if name == "digits":
         return _digits()
     if name in _KNOWN:
         return _known(name, _KNOWN[name], folder)
-    if ":" in name:
-        return _own(name)
-    raise ValueError(f"dataset = {name}: {', '.join(NAMES)} or module:function is allowed")
+    if name == "shakespeare":
+        return read_text(text_files(_shakespeare(folder)), name, length)
+    kind, colon, place = name.partition(":")
+    if kind in FOLDERS and colon:
+        return _from_folder(kind, Path(place), task, length)
+    if colon:
+        return _own(name, task)
+    kinds = ", ".join(f"{kind}:FOLDER" for kind in FOLDERS)
+    raise ValueError(f"dataset = {name}: {', '.join(NAMES)}, {kinds} or module:function is allowed")
+
+
+def is_text(name: str) -> bool:
+    """Whether the data set of that name is made of sequences of characters."""
+    return name == "shakespeare" or name.startswith("text:")
 
 
 def without_samples(name: str) -> DataSet | None:
     """A built-in data set with no sample in it, enough to build a network for it; None for a user's own."""
+    if name == "shakespeare":
+        ids = torch.empty(0, LENGTH, dtype=torch.int64)
+        return DataSet(name, Samples(ids, ids), Samples(ids, ids), SHAKESPEARE, (0.0,), (1.0,), vocabulary=SHAKESPEARE)
     shape = DIGITS if name == "digits" else _KNOWN[name].shape if name in _KNOWN else None
     if shape is None:
         return None
@@ -81,10 +120,39 @@ def without_samples(name: str) -> DataSet | None:
     return DataSet(name, none, none, 10, (0.0,), (1.0,))
 
 
-def _known(name: str, known: _Known, folder: Path | None) -> DataSet:
+def _shakespeare(folder: Path | None) -> Path:
+    """The folder with a file for each of Shakespeare's roles."""
+    place = _place("shakespeare", folder)
+    for candidate in () if place is None else (place / "shakespeare", place):
+        if any(candidate.glob("*.txt")):
+            return candidate
+    where = "" if place is None else f"not in {place}; "
+    raise DataMissing(
+        f"shakespeare: {where}name a folder that holds shakespeare/*.txt, one file per role, with --data DIR or "
+        "TERNFED_DATA"
+    )
+
+
+def _from_folder(kind: str, place: Path, task: Task, length: int) -> DataSet:
+    name = f"{kind}:{place}"
+    if not place.is_dir():
+        raise DataMissing(f"dataset = {name}: there is no such folder")
+    if kind == "text":
+        return read_text(text_files(place), name, length)
+    arrays = read_arrays(place) if kind == "arrays" else read_columns(place)
+    return from_arrays(name, *(arrays[field] for field in FIELDS), task=task, clients=arrays.get(CLIENTS))
+
+
+def _place(name: str, folder: Path | None) -> Path | None:
+    """Where data lie on this machine, if anywhere."""
     place = folder or (Path(os.environ["TERNFED_DATA"]) if os.environ.get("TERNFED_DATA") else None)
     if place is not None and not place.is_dir():
         raise DataMissing(f"{place}: no such folder; --data or TERNFED_DATA must name one that holds {name}")
+    return place
+
+
+def _known(name: str, known: _Known, folder: Path | None) -> DataSet:
+    place = _place(name, folder)
     arrays = None if place is None else _find(name, known, place)
     if arrays is None:
         arrays = _fetch(name, known, place)
@@ -148,7 +216,7 @@ def _digits() -> DataSet:
     )  # fmt: skip
 
 
-def _own(name: str) -> DataSet:
+def _own(name: str, task: Task) -> DataSet:
     try:
         made = named_function(name)
     except FunctionMissing as error:
@@ -159,7 +227,7 @@ def _own(name: str) -> DataSet:
     if isinstance(result, DataSet):
         return result
     if isinstance(result, tuple | list) and len(result) == 4:
-        return from_arrays(name, *result)
+        return from_arrays(name, *result, task=task)
     raise ValueError(
         f"dataset = {name}: returned {type(result).__name__}; a DataSet or (train_x, train_y, test_x, test_y) is needed"
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ternfed.data.images import Augment
-from ternfed.task import CLASSIFICATION, Task
+from ternfed.task import CLASSIFICATION, IGNORED, Task
 
 Array: TypeAlias = Any  # whatever numpy can turn into an array: ndarray, Tensor, nested lists
 
@@ -22,7 +22,10 @@ class DataMissing(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """inputs: N×C×H×W uint8 for images, N×… float32 for anything else; labels: N int64, or N×… as the task has them."""
+    """inputs: N×C×H×W uint8 for images, N×… int64 for token ids, N×… float32 for anything else.
+
+    labels: N int64, or N×… as the task has them.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -53,6 +56,18 @@ class DataSet:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: Augment | None = None
+    clients: Tensor | None = None
+    """(training samples) int64: the client from 0 on that each belongs to by nature; None where that is not known."""
+
+    vocabulary: int | None = None
+    """Where inputs are token ids: how many ids there are."""
+
+    def check(self) -> None:
+        """Refuse values that are not finite, before a loss becomes NaN because of them."""
+        for split, samples in (("train", self.train), ("test", self.test)):
+            for kind, values in (("inputs", samples.inputs), ("labels", samples.labels)):
+                if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                    raise ValueError(f"{self.name}: the {split} {kind} hold NaN or infinity; replace them first")
 
 
 def from_arrays(
@@ -67,11 +82,13 @@ def from_arrays(
     std: tuple[float, ...] | None = None,
     augment: Augment | None = None,
     task: Task = CLASSIFICATION,
+    clients: Array | None = None,
 ) -> DataSet:
     """A data set from a user's own arrays, for a task.
 
-    Images are N×C×H×W, or N×H×W in uint8; uint8 stays uint8 (0 to 255), everything else becomes float32. Mean and
-    std default to those of the training images, channel by channel; other inputs are left as they are.
+    Images are N×C×H×W, or N×H×W in uint8; uint8 stays uint8 (0 to 255), other whole numbers are token ids and become
+    int64, everything else float32. Mean and std default to those of the training images, channel by channel; other
+    inputs are left as they are. `clients` says of each training sample whose it is, by a number or a name.
     """
     train = Samples(_inputs(train_x, f"{name}: train_x"), _labels(train_y, f"{name}: train_y", task))
     test = Samples(_inputs(test_x, f"{name}: test_x"), _labels(test_y, f"{name}: test_y", task))
@@ -85,18 +102,49 @@ def from_arrays(
     if task.targets.is_floating_point:
         classes = prod(train.labels.shape[1:])
     else:
-        classes = _checked_classes(name, train.labels, test.labels, classes)
+        classes = _checked_classes(name, train.labels, test.labels, classes, task.dense)
+    vocabulary = _vocabulary(name, train.inputs, test.inputs)
+    if vocabulary is not None and train.labels.shape == train.inputs.shape:  # inputs and targets are of one vocabulary
+        vocabulary = classes = max(vocabulary, classes)
     measured_mean, measured_std = channel_statistics(train.inputs)
     return DataSet(
         name, train, test, classes,
         measured_mean if mean is None else mean,
         measured_std if std is None else std,
         augment,
+        None if clients is None else _owners(name, clients, len(train)),
+        vocabulary,
     )  # fmt: skip
 
 
-def _checked_classes(name: str, train: Tensor, test: Tensor, classes: int | None) -> int:
+def _vocabulary(name: str, train: Tensor, test: Tensor) -> int | None:
+    """How many token ids there are; None where inputs are none."""
+    if train.dtype != torch.int64:
+        return None
+    if (lowest := int(min(train.min(), test.min()))) < 0:
+        raise ValueError(f"{name}: token ids go down to {lowest}; whole numbers from 0 on are needed, or else floats")
+    return int(max(train.max(), test.max())) + 1
+
+
+def _owners(name: str, clients: Array, samples: int) -> Tensor:
+    """Each sample's client, counted from 0 in the order of their numbers or names."""
+    array = clients.detach().cpu().numpy() if isinstance(clients, Tensor) else np.asarray(clients)
+    if array.dtype.kind not in "uiUSO" or array.shape != (samples,):
+        raise ValueError(
+            f"{name}: clients is of type {array.dtype} and shape {array.shape}; a number or name for each of the "
+            f"{samples} training samples is needed"
+        )
+    if array.dtype.kind == "O":
+        array = array.astype(str)
+    return torch.from_numpy(np.unique(array, return_inverse=True)[1].astype(np.int64))
+
+
+def _checked_classes(name: str, train: Tensor, test: Tensor, classes: int | None, dense: bool) -> int:
     """How many classes there are: as many as given, which all labels must fit, or as the labels show."""
+    if dense:
+        train, test = (labels[labels != IGNORED] for labels in (train, test))
+        if len(train) == 0 or len(test) == 0:
+            raise ValueError(f"{name}: every target is {IGNORED}, so nothing counts; a target that counts is needed")
     highest, lowest = int(max(train.max(), test.max())), int(min(train.min(), test.min()))
     classes = highest + 1 if classes is None else classes
     if lowest < 0 or highest >= classes:
@@ -129,6 +177,8 @@ def _inputs(values: Array, key: str) -> Tensor:
         array = array[:, None]
     if array.ndim == 4 and array.shape[1] > 4 >= array.shape[3]:
         raise ValueError(f"{key} has shape {array.shape}, channels last; N×C×H×W is needed: transpose(0, 3, 1, 2)")
+    if array.dtype.kind in "ui" and array.dtype != np.uint8:
+        return torch.from_numpy(_writable(array.astype(np.int64)))
     if array.dtype != np.uint8:
         array = array.astype(np.float32)
         if not np.isfinite(array).all():
@@ -138,11 +188,19 @@ def _inputs(values: Array, key: str) -> Tensor:
 
 def _labels(values: Array, key: str, task: Task) -> Tensor:
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype.kind in "USO" and not task.targets.is_floating_point:
+        raise ValueError(f"{key} holds text; number its classes from 0 first: np.unique(y, return_inverse=True)[1]")
     if task.targets.is_floating_point:
         if array.dtype.kind not in "uif" or array.ndim < 1 or not np.isfinite(array).all():
             raise ValueError(f"{key} is {array.ndim}-dimensional of type {array.dtype}; finite numbers are needed")
         return torch.from_numpy(_writable(array)).to(task.targets)
-    if array.dtype.kind not in "ui" or array.ndim != 1:
+    if task.dense:
+        if array.dtype.kind not in "ui" or array.ndim < 2:
+            raise ValueError(
+                f"{key} is {array.ndim}-dimensional of type {array.dtype}; {task.name} needs whole numbers of shape "
+                "samples × …, a target for each token or pixel"
+            )
+    elif array.dtype.kind not in "ui" or array.ndim != 1:
         raise ValueError(
             f"{key} is {array.ndim}-dimensional of type {array.dtype}; one whole number per sample is needed"
         )

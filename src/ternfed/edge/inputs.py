@@ -22,27 +22,36 @@ class Inputs:
     """One sample as it comes, before normalisation."""
 
     shape: tuple[int, ...]
-    dtype: Literal["uint8", "float32"] = "float32"
+    dtype: Literal["uint8", "int64", "float32"] = "float32"
+    """int64: token ids."""
     mean: tuple[float, ...] = (0.0,)
     """Per channel or for all, of inputs scaled to [0, 1]."""
     std: tuple[float, ...] = (1.0,)
+    vocabulary: int | None = None
+    """How many token ids there are."""
 
     @staticmethod
     def of(data: DataSet) -> Inputs:
         """Those of a data set."""
         samples = data.train.inputs
-        dtype: Literal["uint8", "float32"] = "uint8" if samples.dtype == torch.uint8 else "float32"
-        return Inputs(tuple(samples.shape[1:]), dtype, data.mean, data.std)
+        shape = tuple(samples.shape[1:])
+        if samples.dtype == torch.uint8:
+            return Inputs(shape, "uint8", data.mean, data.std)
+        if samples.dtype == torch.int64:
+            return Inputs(shape, "int64", vocabulary=data.vocabulary)
+        return Inputs(shape, "float32", data.mean, data.std)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Inputs:
         """Those that a file's metadata describes."""
         shape, mean, std = (tuple(table[key]) for key in ("shape", "mean", "std"))
-        return Inputs(shape, table["dtype"], mean, std)
+        return Inputs(shape, table["dtype"], mean, std, table.get("vocabulary"))
 
     def example(self, batch: int) -> Tensor:
         """So many samples of this kind, always the same ones: (batch, *shape)."""
         generator = torch.Generator().manual_seed(batch)
+        if self.dtype == "int64":  # an id that every vocabulary has
+            return torch.zeros(batch, *self.shape, dtype=torch.int64)
         values = torch.rand(batch, *self.shape, generator=generator)
         return (255 * values).to(torch.uint8) if self.dtype == "uint8" else values
 

@@ -20,7 +20,8 @@ from ternfed.data.sets import NAMES, load
 from ternfed.data.values import Samples
 from ternfed.edge.inputs import Inputs, ModelError
 from ternfed.edge.runtime import session
-from ternfed.edge.trained import check_task, from_file
+from ternfed.edge.trained import from_file, task_of
+from ternfed.experiment.experiment import Experiment
 from ternfed.files import facts_of
 from ternfed.task import CLASSIFICATION, Task
 
@@ -67,7 +68,7 @@ class Prediction:
 
 
 def open_model(
-    path: str | Path, *, network: nn.Module | None = None, task: Task = CLASSIFICATION, threads: int = 1
+    path: str | Path, *, network: nn.Module | None = None, task: Task | None = None, threads: int = 1
 ) -> Predictor:
     """A `.onnx`, `.tern` or `.safetensors` file, ready to predict.
 
@@ -90,7 +91,7 @@ def open_model(
         result: Array = outputs.numpy()
         return result
 
-    return Predictor(run, model.facts(), task)
+    return Predictor(run, model.facts(), model.task)
 
 
 def samples_for(
@@ -101,18 +102,19 @@ def samples_for(
     `data` is a data set by name (its test samples), a folder that holds the model's own data set, a `.npy` file of
     samples, or a `.npz` file with `inputs` and, if known, `labels`. None is the test set the model was trained for.
     """
-    own = ((facts.get("settings") or {}).get("data") or {}).get("dataset")
+    settings = facts.get("settings") or {}
+    own = (settings.get("data") or {}).get("dataset")
     if data is not None and Path(data).suffix in (".npy", ".npz"):
         return _from_arrays(Path(data), task)
     if data is not None and (data in NAMES or ":" in data):
-        return _arrays(load(data).test)
+        return _arrays(load(data, task=task).test)
     if own is None:
         raise ModelError("the model does not say what data it is for; name a data set, or a .npy or .npz file")
     if data is None:
-        return _arrays(load(own).test)
+        return _arrays(Experiment.from_table(settings).load_data().test)
     if not Path(data).is_dir():
         raise ModelError(f"{data}: {', '.join(NAMES)}, module:function, a folder, a .npy or a .npz file is allowed")
-    return _arrays(load(own, Path(data)).test)
+    return _arrays(Experiment.from_table(settings).load_data(Path(data)).test)
 
 
 def predict(model: Predictor, samples: Array, labels: Array | None = None, *, batch: int = 64) -> Iterator[Batch]:
@@ -170,7 +172,7 @@ def write_predictions(path: str | Path, result: Prediction, labels: Array | None
             writer.writerow([index, predicted] if known is None else [index, predicted, known[index]])
 
 
-def _open_onnx(path: Path, threads: int, task: Task) -> Predictor:
+def _open_onnx(path: Path, threads: int, given: Task | None) -> Predictor:
     try:
         opened = session(str(path), threads)
     except ModelError:
@@ -178,7 +180,7 @@ def _open_onnx(path: Path, threads: int, task: Task) -> Predictor:
     except Exception as error:  # onnxruntime's errors share no base class but this
         raise ModelError(f"{path}: onnxruntime cannot open it ({str(error).splitlines()[0]})") from error
     facts = facts_of(opened.get_modelmeta().custom_metadata_map)
-    check_task(path, facts, task)
+    task = task_of(path, facts, given)
     name = opened.get_inputs()[0].name
     inside = facts.get("normalisation", "inside") == "inside"
     inputs = Inputs.from_table(facts["inputs"]) if facts else None
@@ -204,6 +206,10 @@ def _fitting(samples: Array, facts: Mapping[str, Any]) -> Array:
         return samples
     if inputs.dtype == "uint8":
         raise ModelError(f"samples of type {samples.dtype} were given; the model takes uint8, 0 to 255")
+    if inputs.dtype == "int64":
+        if samples.dtype.kind not in "ui":
+            raise ModelError(f"samples of type {samples.dtype} were given; the model takes token ids, whole numbers")
+        return samples.astype(np.int64)
     if samples.dtype.kind != "f":
         raise ModelError(f"samples of type {samples.dtype} were given; the model takes float32")
     return samples.astype(np.float32)

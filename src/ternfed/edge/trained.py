@@ -13,12 +13,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ternfed.data.sets import load
+from ternfed.algorithms.algorithm import Network
 from ternfed.data.values import DataSet, Samples
 from ternfed.edge.inputs import Inputs, ModelError, call
 from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.named import find_task
 from ternfed.files import facts_of, load_tensors
-from ternfed.quantize.layers import NoTernaryLayersError, Quantizable, freeze, ternary_weights
+from ternfed.quantize.choice import NoTernaryLayersError, can_be_ternary
+from ternfed.quantize.layers import freeze, ternary_weights
 from ternfed.quantize.ternary import Ternary, recognise
 from ternfed.runs.folder import RunError, read_run
 from ternfed.task import CLASSIFICATION, Task
@@ -58,7 +60,7 @@ class Trained:
             "classes": self.classes,
             "digest": digest(self.weights),
             "float": dict(self.kept_float),
-            "inputs": asdict(self.inputs),
+            "inputs": {key: value for key, value in asdict(self.inputs).items() if value is not None},
             "round": self.round,
             "settings": self.settings,
             "ternary": list(self.ternary),
@@ -122,10 +124,11 @@ def from_run(
     path = Path(folder)
     run = read_run(path)
     experiment = Experiment.from_table(run.settings)
-    data = load(experiment.data.dataset, data_folder)
+    data = experiment.load_data(data_folder)
     network = experiment.make_network(data)
     weights, inside = _read_safetensors(path / f"{which}.safetensors")
-    _load_weights(network.model, weights, str(path))
+    _check_frozen(network, path)
+    _load_weights(network.model, weights, str(path), network.frozen)
     number = inside.get("round")
     record = next((each for each in run.rounds if each.round == number), None)
     result = trained(
@@ -139,17 +142,17 @@ def from_run(
     return result
 
 
-def from_file(path: str | Path, network: nn.Module | None = None, task: Task = CLASSIFICATION) -> Trained:
+def from_file(path: str | Path, network: nn.Module | None = None, task: Task | None = None) -> Trained:
     """The model of a `.tern` or `.safetensors` file that `export` wrote; its weights are held to their digest.
 
-    The network is made from the settings in the file; a model that was exported without settings needs it given, and
-    one that learned a task of the user's own needs that.
+    The network and the task are made from the settings in the file; a model that was exported without settings needs
+    its network given, and one that learned a task of the user's own needs that.
     """
     path = Path(path)
     weights, facts = read_weights(path)
     if not {"digest", "inputs", "classes"} <= set(facts):
         raise ModelError(f"{path}: was not written by ternfed export; export the run folder instead")
-    check_task(path, facts, task)
+    task = task_of(path, facts, task)
     inputs = Inputs.from_table(facts["inputs"])
     if network is None:
         network = _network(path, facts, inputs)
@@ -163,11 +166,14 @@ def from_file(path: str | Path, network: nn.Module | None = None, task: Task = C
     return _with_kept(result, facts["float"])
 
 
-def check_task(path: Path, facts: Mapping[str, Any], task: Task) -> None:
-    """Refuse to read a model's outputs as those of another task than it learned."""
+def task_of(path: Path, facts: Mapping[str, Any], given: Task | None = None) -> Task:
+    """The task that a model learned: the one given, or that of its settings; never another than it learned."""
+    settings = (facts.get("settings") or {}).get("task")
+    task = given or (find_task(**settings) if settings else CLASSIFICATION)
     learned = facts.get("task", CLASSIFICATION.name)
     if learned != task.name:
         raise ModelError(f"{path}: its model learned {learned}, not {task.name}; give its task")
+    return task
 
 
 def open_trained(
@@ -193,12 +199,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _candidates(network: nn.Module) -> dict[str, Tensor]:
-    """Weights of Linear and Conv layers by name; one that several layers share by its first name."""
-    layers = [(name, module) for name, module in network.named_modules() if isinstance(module, Quantizable)]
-    first: dict[int, str] = {}
-    for name, module in layers:
-        first.setdefault(id(module.weight), f"{name}.weight".removeprefix("."))
-    return {name: network.get_parameter(name).data for name in first.values()}
+    """Every weight that may be ternary, by name; one that several layers share by its first name."""
+    return {name: network.get_parameter(name).data for name in can_be_ternary(network)}
 
 
 def _outputs(network: nn.Module, inputs: Inputs) -> int:
@@ -211,7 +213,17 @@ def _outputs(network: nn.Module, inputs: Inputs) -> int:
     return result.shape[1]
 
 
-def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+def _check_frozen(network: Network, path: Path) -> None:
+    """Refuse other weights than those that a run left as they were: they are not in its folder."""
+    if network.digest is None:
+        return
+    _, inside = _read_safetensors(path / "state.safetensors")
+    if inside.get("facts", {}).get("frozen") != network.digest:
+        raise ModelError(f"{path}: the weights that it did not train were others; has the file model.weights changed?")
+
+
+def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str, has: tuple[str, ...] = ()) -> None:
+    """Load all weights but those that the network has already."""
     try:
         missing, unexpected = network.load_state_dict(dict(weights), strict=False)
     except RuntimeError as error:
@@ -219,7 +231,7 @@ def _load_weights(network: nn.Module, weights: Mapping[str, Tensor], where: str)
             f"{where}: its weights do not fit the network ({str(error).splitlines()[-1].strip()})"
         ) from error
     # A parameter with two names is saved under one.
-    own = {*dict(network.named_parameters()), *dict(network.named_buffers())}
+    own = {*dict(network.named_parameters()), *dict(network.named_buffers())} - set(has)
     wrong = [*(name for name in missing if name in own), *unexpected]
     if wrong:
         raise ModelError(f"{where}: its weights are not those of the network: {', '.join(sorted(wrong)[:3])}")
@@ -237,10 +249,14 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
     if facts["settings"] is None:
         raise ModelError(f"{path}: holds weights without settings to make the network from; give the network")
-    dtype = torch.uint8 if inputs.dtype == "uint8" else torch.float32
+    dtype = {"uint8": torch.uint8, "int64": torch.int64}.get(inputs.dtype, torch.float32)
     sample = Samples(torch.zeros(1, *inputs.shape, dtype=dtype), torch.zeros(1, dtype=torch.int64))
-    shape_only = DataSet("the file", sample, sample, facts["classes"], inputs.mean, inputs.std)
-    return Experiment.from_table(facts["settings"]).make_network(shape_only).model
+    shape_only = DataSet(
+        "the file", sample, sample, facts["classes"], inputs.mean, inputs.std, vocabulary=inputs.vocabulary
+    )
+    experiment = Experiment.from_table(facts["settings"])
+    started = replace(experiment.model, weights=None)  # the file itself has them
+    return replace(experiment, model=started).make_network(shape_only).model
 
 
 def _with_kept(result: Trained, kept: Mapping[str, str]) -> Trained:

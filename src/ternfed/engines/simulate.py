@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from ternfed.aggregation.aggregation import NotSummable
+from ternfed.algorithms.algorithm import put_into
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
@@ -22,10 +24,13 @@ from ternfed.round.federation import Federation, RoundOutcome, conclude, open_fe
 from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunError, RunFolder, Saved
-from ternfed.task import CLASSIFICATION, Task
+from ternfed.task import Task
 from ternfed.training.choose import train_recovering
 
 __all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
+
+PARTS = ("model.ternary", "model.trainable", "model.weights")
+"""What can be said of a model that is given."""
 
 CHUNK = 256
 """So many clients are trained, and their models held, at a time."""
@@ -47,25 +52,34 @@ def play(federation: Federation, state: State | None = None) -> Iterator[tuple[S
 
 
 def federate(
-    model: nn.Module, data: DataSet, *settings: str, device: str = "cpu", task: Task = CLASSIFICATION
+    model: nn.Module, data: DataSet, *settings: str, device: str = "cpu", task: Task | None = None
 ) -> Iterator[Round]:
     """Train a model of your own across simulated clients; after each round it holds the global weights.
 
-    `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say.
+    `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say. A task is
+    given as one of them, `task.name=regression`, or as a value. The logger `ternfed` says, once and as information,
+    which weights are ternary. Training is in float32, whatever the model has.
     """
     for setting in settings:
-        if setting.strip().startswith(("model.", "data.dataset")):
+        key = setting.partition("=")[0].strip()
+        if key == "data.dataset" or (key.startswith("model.") and key not in PARTS):
             raise ExperimentError(f"{setting}: has no meaning here, where the model and the data are given")
     own = {"data": {"dataset": f"own:{data.name}"}}
     federation = open_federation(Experiment.from_table(override(own, settings)), data, device, model, task)
+    logging.getLogger("ternfed").info("%s", federation.network.summary)
+    start = federation.network.model
+    if federation.experiment.model.weights is not None:
+        put_into(model, {**dict(start.named_parameters()), **dict(start.named_buffers())})
     for state, outcome in play(federation):
-        model.load_state_dict(state.server.weights)
+        put_into(model, state.server.weights)
         yield outcome
 
 
 def record(federation: Federation, folder: RunFolder, saved: Saved | None = None) -> Iterator[Round]:
     """The rounds that are left, each written to the run folder; checkpoints every few seconds and at the end."""
-    before = None if saved is None else unpack(federation.algorithm, saved.round, saved.tensors, saved.facts)
+    frozen, before = federation.network.digest, None
+    if saved is not None:
+        before = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, frozen)
     last = time.monotonic()
     folder.note_partition(federation.class_counts())
     for state, outcome in play(federation, before):
@@ -73,7 +87,7 @@ def record(federation: Federation, folder: RunFolder, saved: Saved | None = None
         is_best = state.best_round == state.round
         is_last = state.round == federation.experiment.federation.rounds
         if is_best or is_last or time.monotonic() - last > CHECKPOINT_SECONDS:
-            folder.save_checkpoint(outcome, *pack(state), is_best=is_best)
+            folder.save_checkpoint(outcome, *pack(state, frozen), is_best=is_best)
             last = time.monotonic()
         yield outcome
 

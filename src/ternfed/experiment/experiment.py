@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, unique
+from torch import Tensor, nn, unique
 
 from ternfed.aggregation.aggregation import Aggregation
 from ternfed.algorithms.algorithm import Algorithm, Network, Training
 from ternfed.data.partitions import hold_out
-from ternfed.data.sets import NAMES as DATASETS
+from ternfed.data.sets import CLASSES, load
+from ternfed.data.text import LENGTH
 from ternfed.data.values import DataSet
 from ternfed.draws import generator
 from ternfed.experiment import named
@@ -30,6 +32,7 @@ from ternfed.experiment.sections import (
     DataSettings,
     FederationSettings,
     ModelSettings,
+    TaskSettings,
     TrainingSettings,
 )
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, need, plain, read, shown, write
@@ -46,6 +49,7 @@ class Experiment:
     seed: int
     """Of every random draw of the run."""
     data: DataSettings
+    task: TaskSettings
     model: ModelSettings
     federation: FederationSettings
     training: TrainingSettings
@@ -56,7 +60,7 @@ class Experiment:
         usable = letters.isascii() and letters.isalnum() and self.name[0] != "."
         need(usable, "name", self.name, "letters, digits, '-', '_' and '.' are allowed, no '.' first")
         need(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2^63 - 1 is allowed")
-        self._check_partition(10 if self.data.dataset in DATASETS else None)
+        self._check_partition(CLASSES.get(self.data.dataset))
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Experiment:
@@ -66,6 +70,7 @@ class Experiment:
             convert(whole["name"], str, "name"),
             convert(whole["seed"], int, "seed"),
             read(DataSettings, whole["data"], "data"),
+            read(TaskSettings, whole["task"], "task"),
             _read_model(whole["model"]),
             read(FederationSettings, whole["federation"], "federation"),
             read(TrainingSettings, whole["training"], "training"),
@@ -102,12 +107,15 @@ class Experiment:
     def to_table(self) -> Table:
         """Every setting as plain values, for TOML and JSON."""
         options = {key: plain(value) for key, value in self.model.options.items()}
+        given = {"trainable": self.model.trainable, "weights": self.model.weights}
+        part = {key: plain(value) for key, value in given.items() if value is not None}
         preset = {} if self.algorithm.preset is None else {"preset": self.algorithm.preset}
         return {
             "name": self.name,
             "seed": self.seed,
-            "data": write(self.data),
-            "model": {"name": self.model.name, "ternary": plain(self.model.ternary), **options},
+            "data": {key: value for key, value in write(self.data).items() if value != "none"},
+            "task": write(self.task),
+            "model": {"name": self.model.name, "ternary": plain(self.model.ternary), **part, **options},
             "federation": {key: value for key, value in write(self.federation).items() if value != "none"},
             "training": write(self.training),
             "algorithm": {"name": self.algorithm.name, **preset, **write(self.algorithm.settings)},
@@ -137,6 +145,10 @@ class Experiment:
             raise ValueError(f"round = {round}: rounds are counted from 1")
         return self.training.schedule.rate_at(self.training.rate, round, self.federation.rounds)
 
+    def load_data(self, folder: Path | None = None) -> DataSet:
+        """Its data set, from where it lies (`data.sets.load`)."""
+        return load(self.data.dataset, folder, self.make_task(), self.data.length or LENGTH)
+
     def check_with(self, data: DataSet, task: Task = CLASSIFICATION) -> None:
         """Refuse what is impossible with this data: the checks that need its classes and its size."""
         labels, share = data.train.labels, self.data.hold_out
@@ -160,9 +172,21 @@ class Experiment:
             precision=own.precision,
         )
 
+    def make_task(self) -> Task:
+        """What is learned."""
+        return named.find_task(self.task.name, self.task.metric)
+
     def make_network(self, data: DataSet) -> Network:
-        """The network for this data, its first weights drawn from the seed."""
-        return named.make_network(self.model.name, self.model.ternary, self.model.options, data, self.seed)
+        """The network for this data and its task, its first weights drawn from the seed or read from a file."""
+        own = self.model
+        made = named.make_network(own.name, own.ternary, own.options, data, self.seed, own.trainable, own.weights)
+        return replace(made, task=self.make_task())
+
+    def network_of(self, model: nn.Module, data: DataSet) -> Network:
+        """The network of a caller's own model, of which a copy is taken."""
+        own = self.model
+        made = named.network_of(deepcopy(model), own.ternary, data, own.trainable, own.weights)
+        return replace(made, task=self.make_task())
 
     def make_algorithm(self, network: Network) -> Algorithm:
         """The algorithm for this network."""
@@ -181,18 +205,28 @@ class Experiment:
         name = self.federation.aggregate
         return None if name == "own" else named.find_aggregation(name, self.federation.trim)
 
-    def make_partition(self, targets: Tensor, task: Task = CLASSIFICATION) -> tuple[Tensor, list[Tensor]]:
-        """(held out, one per client): indices of the training samples that the server keeps and of each client's."""
-        data, clients = self.data, self.federation.clients
-        reason = f"divides by class, and {task.name} has no classes; {either(['iid', 'unbalanced'])} is allowed"
+    def make_partition(
+        self, targets: Tensor, task: Task = CLASSIFICATION, owners: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(held out, one per client): indices of the training samples that the server keeps and of each client's.
+
+        `owners` are the clients that samples belong to by nature, where that is known.
+        """
+        partition, clients = self.data.partition, self.federation.clients
+        without = either([*(["natural"] if owners is not None else []), "iid", "unbalanced"])
+        reason = f"divides by class, and {task.name} has no classes; {without} is allowed"
         has_classes = task.strata(targets) is not None
-        need(has_classes or not data.partition.by_class, "data.partition", data.partition, reason)
+        need(has_classes or not partition.by_class, "data.partition", partition, reason)
         labels = task.strata_or_one(targets)
+        if partition.by_client:
+            reason = f"the data does not say whose each sample is; {either(['iid', 'unbalanced'])} is allowed"
+            need(owners is not None, "data.partition", partition, reason)
+            labels = labels if owners is None else owners
         try:
-            kept, held = hold_out(labels, data.hold_out, generator(self.seed, "hold-out"))
-            parts = data.partition.split(labels[kept], clients, generator(self.seed, "partition"))
+            kept, held = hold_out(labels, self.data.hold_out, generator(self.seed, "hold-out"))
+            parts = partition.split(labels[kept], clients, generator(self.seed, "partition"))
         except ValueError as error:
-            raise ExperimentError(f"data.partition = {shown(data.partition)}: {error}") from error
+            raise ExperimentError(f"data.partition = {shown(partition)}: {error}") from error
         return held, [kept[part] for part in parts]
 
     def _check_partition(self, classes: int | None) -> None:
@@ -223,7 +257,9 @@ def _parse(text: str, where: str) -> Table:
 def _read_model(table: Table) -> ModelSettings:
     name = convert(table.pop("name"), str, "model.name")
     ternary = convert(table.pop("ternary"), Literal["inner", "all"] | tuple[str, ...], "model.ternary")
-    return ModelSettings(name, ternary, named.network_options(name, table))
+    trainable = convert(table.pop("trainable", None), tuple[str, ...] | None, "model.trainable")
+    weights = convert(table.pop("weights", None), str | None, "model.weights")
+    return ModelSettings(name, ternary, named.network_options(name, table), trainable, weights)
 
 
 def _read_algorithm(table: Table) -> AlgorithmChoice:

@@ -1,4 +1,4 @@
-"""Networks, algorithms and aggregation rules by name: the built-in ones, and a user's own as `module:function`.
+"""Networks, tasks, algorithms and aggregation rules by name: the built-in ones, and a user's own as `module:function`.
 
 A name X is short for `ternfed.models:X`, `ternfed.algorithms.X:algorithm` and `ternfed.aggregation.X:aggregation`.
 Which settings there are follows from the function itself: a network's options are its arguments, an algorithm's the
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from math import prod
@@ -24,14 +23,20 @@ from torch import nn
 from ternfed import aggregation, algorithms
 from ternfed.aggregation.aggregation import Aggregation
 from ternfed.algorithms.algorithm import About, Algorithm, Network
+from ternfed.data.images import normalise
 from ternfed.data.values import DataSet
 from ternfed.draws import seed_of
+from ternfed.experiment.checkpoint import load_weights
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown, write
-from ternfed.quantize.layers import NoTernaryLayersError, Quantizable
+from ternfed.quantize.choice import Choice, NoMatch, NoTernaryLayersError, untrained
+from ternfed.task import TASKS, Task
 
-NETWORKS = ("mlp", "cnn", "resnet18")
+NETWORKS = ("mlp", "cnn", "resnet18", "charlstm", "chartransformer")
 
-FROM_DATA = ("shape", "inputs", "channels", "channels_in", "size", "classes")
+OF_ANY_NETWORK = ("name", "ternary", "trainable", "weights")
+"""What can be said of every network; the other settings of a model are its own options."""
+
+FROM_DATA = ("shape", "inputs", "channels", "channels_in", "size", "classes", "vocabulary")
 """Arguments of a network's function that the data set decides."""
 
 
@@ -88,7 +93,9 @@ def with_later(table: Table) -> Table:
         found = find_algorithm(own["name"])
         base = found.presets.get(str(own.get("preset"))) or found.settings()
         later["algorithm"] = {**write(base), **found.about.before}
-    return {**table, **{section: {**new, **table[section]} for section, new in later.items() if section in table}}
+    later["task"] = {} if "task" in table else {"name": "classification", "metric": "accuracy"}
+    known = (section for section in later if section == "task" or section in table)
+    return {**table, **{section: {**later[section], **table.get(section, {})} for section in known}}
 
 
 @cache
@@ -124,6 +131,29 @@ def built_in_aggregations() -> tuple[str, ...]:
     return _files_with(aggregation, "aggregation")
 
 
+def find_task(name: str, metric: str) -> Task:
+    """The task of that name, judged by that metric; ExperimentError where there is none."""
+    check_task(name, metric)
+    if name in TASKS:
+        return TASKS[name][metric]
+    made = find_function("task.name", name)()
+    if not isinstance(made, Task):
+        raise ExperimentError(f"task.name = {shown(name)}: returned {type(made).__name__}; a Task is needed")
+    return made
+
+
+def check_task(name: str, metric: str) -> None:
+    """Refuse a name that no task can have, or a metric that is not one of it, without importing a user's module."""
+    if ":" in name:
+        if metric != "own":
+            raise ExperimentError(f"task.metric = {shown(metric)}: has no meaning with {name}, which brings its own")
+        return
+    if name not in TASKS:
+        raise ExperimentError(f"task.name = {shown(name)}: {either(TASKS)} or module:function is allowed")
+    if metric not in TASKS[name]:
+        raise ExperimentError(f"task.metric = {shown(metric)}: {either(TASKS[name])} is allowed with {shown(name)}")
+
+
 def _files_with(package: ModuleType, function: str) -> tuple[str, ...]:
     names = (module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(name for name in names if hasattr(import_module(f"{package.__name__}.{name}"), function))
@@ -140,7 +170,10 @@ def network_options(name: str, given: Mapping[str, Any]) -> Table:
     }
     for key, value in given.items():
         if key not in options:
-            raise unknown(f"model.{key}", value, [f"model.{option}" for option in ("name", "ternary", *options)])
+            raise unknown(f"model.{key}", value, [f"model.{option}" for option in (*OF_ANY_NETWORK, *options)])
+    taken = [key for key in OF_ANY_NETWORK if key in options]
+    if taken:
+        raise ExperimentError(f"model.name = {shown(name)}: needs another name for its argument {taken[0]}")
     values = {**options, **given}
     missing = [key for key, value in values.items() if value is inspect.Parameter.empty]
     if missing:
@@ -149,9 +182,15 @@ def network_options(name: str, given: Mapping[str, Any]) -> Table:
 
 
 def make_network(
-    name: str, ternary: str | tuple[str, ...], options: Mapping[str, Any], data: DataSet, seed: int
+    name: str,
+    ternary: Choice,
+    options: Mapping[str, Any],
+    data: DataSet,
+    seed: int,
+    trainable: Sequence[str] | None = None,
+    weights: str | None = None,
 ) -> Network:
-    """The network for this data set, its first weights drawn from the seed, with its ternary layers chosen."""
+    """The network for this data set, its first weights drawn from the seed or read from a file, its parts chosen."""
     function = _network_function(name)
     facts = _facts(name, data)
     with torch.random.fork_rng(devices=[]):
@@ -164,19 +203,30 @@ def make_network(
         raise ExperimentError(
             f"model.name = {shown(name)}: returned {type(model).__name__}; a torch.nn.Module is needed"
         )
-    if ternary == "inner":
-        try:
-            return Network.of(model)
-        except NoTernaryLayersError:
-            return Network(model)  # enough for an algorithm that quantizes nothing
-    patterns = ("*",) if ternary == "all" else ternary
-    layers = [layer for layer, module in model.named_modules() if isinstance(module, Quantizable)]
-    for pattern in patterns:
-        if not any(fnmatchcase(layer, pattern) for layer in layers):
-            raise ExperimentError(
-                f"model.ternary = {shown(pattern)}: matches no Linear or Conv layer; there is {', '.join(layers)}"
-            )
-    return Network.of(model, lambda layer, _: any(fnmatchcase(layer, pattern) for pattern in patterns))
+    return network_of(model, ternary, data, trainable, weights)
+
+
+def network_of(
+    model: nn.Module,
+    ternary: Choice,
+    data: DataSet,
+    trainable: Sequence[str] | None = None,
+    weights: str | None = None,
+) -> Network:
+    """The network of a model, which it takes over: in float32, which all algorithms compute in, its parts chosen."""
+    model.float()
+    if weights is not None:
+        load_weights(model, weights)
+    sample = normalise(data.train.inputs[:1], data.mean, data.std)
+    key = "model.trainable"
+    try:
+        frozen = () if trainable is None else untrained(model, trainable)
+        key = "model.ternary"
+        return Network.of(model, ternary, frozen=frozen, sample=sample)
+    except NoMatch as error:
+        raise ExperimentError(f"{key} = {shown(error.pattern)}: {error.reason}") from error
+    except NoTernaryLayersError as error:
+        raise ExperimentError(f"{key} = {shown(ternary)}: {error}") from error
 
 
 def _network_function(name: str) -> Callable[..., nn.Module]:
@@ -191,7 +241,20 @@ def _facts(name: str, data: DataSet) -> Table:
     facts = {"shape": shape, "inputs": prod(shape), "classes": data.classes}
     if len(shape) == 3:
         facts |= {"channels": shape[0], "channels_in": shape[0], "size": shape[2]}
+    if data.vocabulary is not None:
+        facts |= {"vocabulary": data.vocabulary}
     wanted = inspect.signature(_network_function(name)).parameters
+    if "vocabulary" in wanted and (data.vocabulary is None or (name in NETWORKS and len(shape) != 1)):
+        kind = str(data.train.inputs.dtype).removeprefix("torch.")
+        raise ExperimentError(
+            f"model.name = {shown(name)}: takes sequences of whole numbers, but a sample of {data.name} is {kind} of "
+            f"the shape {shape}"
+        )
+    if name in NETWORKS and data.vocabulary is not None and "vocabulary" not in wanted:
+        raise ExperimentError(
+            f"model.name = {shown(name)}: takes numbers, but the samples of {data.name} are whole numbers, which stand "
+            "for tokens; make them floats where they are measurements"
+        )
     if len(shape) != 3 and any(key in wanted for key in ("channels", "channels_in", "size")):
         raise ExperimentError(
             f"model.name = {shown(name)}: takes images, but a sample of {data.name} has the shape {shape}"

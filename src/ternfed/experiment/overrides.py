@@ -28,6 +28,10 @@ def override(table: Mapping[str, Any], settings: Iterable[str]) -> Table:
     for section, key in DEPENDENT:
         if _changes(old, new, section, key):
             _drop(old[section], _belonging(section, key))
+    if _changes(old, new, "task", "name"):
+        old["task"].clear()
+    if _changes(old, new, "data", "dataset"):
+        _drop(old["data"], ["length"])
     if _changes(old, new, "model", "name"):
         old["model"].clear()
     if _changes(old, new, "algorithm", "name"):

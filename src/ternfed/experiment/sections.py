@@ -1,4 +1,4 @@
-"""The typed sections of an experiment: [data], [model], [federation], [training] and [algorithm] of its TOML file.
+"""The typed sections of an experiment: [data], [task], [model], [federation], [training], [algorithm] in TOML.
 
 Each refuses what is impossible by itself; what needs two sections is checked in `experiment.py`.
 """
@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from ternfed.algorithms.optimizers import Optimizer
 from ternfed.data.partitions import Partition
+from ternfed.data.sets import FOLDERS, is_text
 from ternfed.data.sets import NAMES as DATASETS
-from ternfed.experiment.named import check_aggregation
+from ternfed.experiment.named import check_aggregation, check_task
 from ternfed.experiment.schedules import Schedule
 from ternfed.experiment.settings import need, shown
 
@@ -23,15 +24,37 @@ class DataSettings:
     """What the clients hold."""
 
     dataset: str
-    """`digits`, `mnist`, `cifar10`, or `module:function` of a user's own."""
+    """`digits`, `mnist`, `cifar10`, `shakespeare`, a folder (`text:FOLDER`), or `module:function` of a user's own."""
     partition: Partition
     hold_out: float
     """Share of the training samples that stays on the server, to judge models with."""
+    length: int | None = None
+    """Characters of a sequence, with text alone."""
 
     def __post_init__(self) -> None:
-        known = f"{', '.join(shown(name) for name in DATASETS)} or module:function is allowed"
+        names = (*(shown(name) for name in DATASETS), *(f"{kind}:FOLDER" for kind in FOLDERS))
+        known = f"{', '.join(names)} or module:function is allowed"
         need(self.dataset in DATASETS or ":" in self.dataset, "data.dataset", self.dataset, known)
         need(0 <= self.hold_out < 1, "data.hold_out", self.hold_out, "0 to below 1 is allowed")
+        if is_text(self.dataset):
+            need(self.length is not None, "data.length", self.length, "a whole number of at least 1 is needed for text")
+        if self.length is not None:
+            only = f"has no meaning with dataset = {shown(self.dataset)}, only with text"
+            need(is_text(self.dataset), "data.length", self.length, only)
+            _at_least_one("data.length", self.length)
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What is learned, and the metric that judges it."""
+
+    name: str
+    """`classification` and the other names of `TASKS`, or `module:function` that returns a Task."""
+    metric: str = "own"
+    """One of the task's metrics; `own` is that of a user's task."""
+
+    def __post_init__(self) -> None:
+        check_task(self.name, self.metric)
 
 
 @dataclass(frozen=True)
@@ -39,14 +62,20 @@ class ModelSettings:
     """The network, and which of its layers a ternary algorithm quantizes."""
 
     name: str
-    """`mlp`, `cnn`, `resnet18`, or `module:function` of a user's own."""
+    """`mlp`, `cnn`, `resnet18`, `charlstm`, `chartransformer`, or `module:function` of a user's own."""
     ternary: Literal["inner", "all"] | tuple[str, ...]
-    """`inner`: all Linear and Conv layers but the first and the last. Or names of layers, with wildcards."""
+    """`inner`: all layers but the first and the last. `all`: every matrix and kernel. Or names of layers or parameters,
+    with `*`, and `!` before those to leave out."""
     options: Mapping[str, Any]
     """Arguments of the network's function, beside those that the data decides."""
+    trainable: tuple[str, ...] | None = None
+    """What is trained and travels, by the same patterns; None: everything."""
+    weights: str | None = None
+    """A safetensors file that the model starts from; None: weights drawn from the seed."""
 
     def __post_init__(self) -> None:
         need(self.ternary != (), "model.ternary", self.ternary, 'at least one name, "inner" or "all" is needed')
+        need(self.trainable != (), "model.trainable", self.trainable, "at least one name is needed")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from ternfed.algorithms.algorithm import Network
 from ternfed.data.sets import without_samples
-from ternfed.experiment.named import NETWORKS, make_network, network_options
+from ternfed.experiment.named import NETWORKS, OF_ANY_NETWORK, make_network, network_options
 from ternfed.experiment.settings import Table
 from ternfed.paper.groups import Group
 
@@ -38,7 +38,7 @@ def network_of(settings: Table) -> Network | None:
         return None
     ternary = model.get("ternary", "inner")
     try:
-        options = network_options(model["name"], {k: v for k, v in model.items() if k not in ("name", "ternary")})
+        options = network_options(model["name"], {k: v for k, v in model.items() if k not in OF_ANY_NETWORK})
         with torch.device("meta"):  # shapes only: no memory, no random numbers
             return make_network(
                 model["name"], ternary if isinstance(ternary, str) else tuple(ternary), options, data, 0

@@ -24,7 +24,6 @@ from typing import Literal
 
 import torch
 
-from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.engines.simulate import record_into
 from ternfed.experiment.experiment import Experiment, ExperimentError
@@ -54,12 +53,14 @@ class DataSets:
     def __init__(self, folder: Path | None = None) -> None:
         """`folder` holds them; else TERNFED_DATA or the hub."""
         self.folder = folder
-        self._read: dict[str, DataSet] = {}
+        self._read: dict[tuple[object, ...], DataSet] = {}
 
-    def get(self, name: str) -> DataSet:
-        if name not in self._read:
-            self._read[name] = load(name, self.folder)
-        return self._read[name]
+    def get(self, experiment: Experiment) -> DataSet:
+        """That of an experiment."""
+        key = (experiment.data.dataset, experiment.data.length, experiment.task)
+        if key not in self._read:
+            self._read[key] = experiment.load_data(self.folder)
+        return self._read[key]
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def run_cell(
 
 def _run(cell: Cell, begun: bool, data: DataSets, device: str, on_round: OnRound, keep: bool) -> Table:
     experiment = cell.experiment()
-    federation = open_federation(experiment, data.get(experiment.data.dataset), device)
+    federation = open_federation(experiment, data.get(experiment), device)
     target, past, coming = record_into(cell.folder, federation, device, resume=begun)
     rounds: list[Round] = []
     with target:
@@ -204,7 +205,7 @@ def measure_cell(
         return known
     check_device(row, device)
     experiment = cell.experiment()
-    samples = (data or DataSets()).get(experiment.data.dataset)
+    samples = (data or DataSets()).get(experiment)
     measured = elapsed.measure(experiment, samples, device, row.about.repetitions)
     elapsed.write(cell.folder, measured)
     return measured

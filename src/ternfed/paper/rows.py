@@ -33,6 +33,7 @@ SHOWN = {
     "participation": "Figure: participation ratio",
     "balance": "Figure: clients of unequal size",
     "frontier": "Accuracy against bytes",
+    "shakespeare": "Shakespeare's roles: the next character",
     "search": "The search for the recipe, judged on validation data",
     "ablation": "The recipe with one choice changed at a time, judged on validation data",
     "tuning": "Learning rates, judged on validation data",

@@ -100,9 +100,8 @@ def _trained(local: Local, algorithm: Algorithm) -> int:
     """Gradients of everything that is trained, and the optimizers' further tensors."""
     training, total = algorithm.training, 0
     for name, tensor in {**local.weights, **{f"factors/{name}": own for name, own in local.factors.items()}}.items():
-        if name not in training.frozen:
-            own = training.latent_optimizer if name in training.ternary else None
-            total += tensor.nbytes * (1 + (own or training.optimizer).moments)
+        own = training.latent_optimizer if name in training.ternary else None
+        total += tensor.nbytes * (1 + (own or training.optimizer).moments)
     return total
 
 

@@ -85,10 +85,10 @@ class Rehearsal:
 
     def broadcast(self, server: Server, given: Reference | None = None, flips: float = 0.0) -> Encoded:
         """What a client gets, coded given an older broadcast, of whose trits so many have flipped."""
-        message = self.algorithm.broadcast(server, given is not None)
+        message = self.algorithm.broadcast(server)
         if given is not None:
             message = _flipped(message, given.tensors, flips, self._source("down"))
-        data = send(replace(self.algorithm, broadcast=lambda *_: message), server, 1, given is not None, given)
+        data = send(replace(self.algorithm, broadcast=lambda *_: message), server, 1, given)
         return Encoded(message, data)
 
     def answer(self, broadcast: Broadcast, move: Move, client: int = 0, round: int = 1, score: float = 0.0) -> Answer:
@@ -126,10 +126,7 @@ class Rehearsal:
         return replace(reached, weights=self.network.with_counters(reached.weights))
 
     def _moved(self, local: Local, move: Move, source: torch.Generator) -> Local:
-        frozen = self.algorithm.training.frozen
-        weights = {
-            name: tensor if name in frozen else tensor + move(tensor, source) for name, tensor in local.weights.items()
-        }
+        weights = {name: tensor + move(tensor, source) for name, tensor in local.weights.items()}
         buffers = {
             name: tensor + move(tensor, source) if tensor.is_floating_point() else tensor
             for name, tensor in local.buffers.items()

@@ -5,13 +5,13 @@
     plain = freeze(model)                               # a plain module whose weights are scale × code
 
 Built on `torch.nn.utils.parametrize`: the latent weight is `NAME.parametrizations.weight.original`, its factors are
-`NAME.parametrizations.weight.0.factors`, and `state_dict` carries both. A forward pass of the prepared model
-quantizes all its layers in a few kernels (`fused.py`); a layer called on its own quantizes itself (`ternary.py`).
+`NAME.parametrizations.weight.0.factors`, and `state_dict` carries both; `weight_ih_l0` of an LSTM and others likewise.
+A forward pass of the prepared model quantizes all its layers in a few kernels (`fused.py`); a layer called on its own
+quantizes itself (`ternary.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -19,41 +19,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ternfed.quantize.choice import Choice, NoTernaryLayersError, aliases, ternary_names
 from ternfed.quantize.fused import Segments, quantize_all
 from ternfed.quantize.ternary import Quantizer, Ternary, check_finite, quantize, start_factors, ternary_of
 
-Predicate = Callable[[str, nn.Module], bool]
 Model = TypeVar("Model", bound=nn.Module)
 
-Quantizable = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
+def ternarize_(
+    model: Model, quantizer: Quantizer | None = None, where: Choice | None = None, sample: Tensor | None = None
+) -> Model:
+    """Prepare a model in place (and return it): every chosen weight becomes latent weights and factors.
 
-class NoTernaryLayersError(ValueError):
-    """The model has no layer to make ternary, or none that is."""
-
-
-def ternarize_(model: Model, quantizer: Quantizer | None = None, where: Predicate | None = None) -> Model:
-    """Prepare a model in place (and return it): every chosen `weight` becomes latent weights and factors.
-
-    Chosen are all Linear and Conv layers but the first and the last, as in the paper; or those for which
-    `where(name, module)` is true. Weights keep their values as latent weights; factors start at the optimal scale.
+    Chosen are the weights of all layers but the first and the last, as in the paper, by their use with a `sample` of
+    the inputs; or those that `where` chooses, by patterns or `where(name, module)`. Weights keep their values as latent
+    weights; factors start at the optimal scale.
     """
     quantizer = quantizer or Quantizer()
-    chosen = _chosen(model, where)
-    for name, module in chosen:
-        check_finite(module.weight, f"{name}.weight")
-    for _, module in chosen:
-        parametrize.register_parametrization(module, "weight", _TernaryWeight(module.weight, quantizer))
+    chosen = _chosen(model, where, sample)
+    for name in chosen:
+        check_finite(model.get_parameter(name), name)
+    for name in chosen:
+        module, weight = _owner(model, name), model.get_parameter(name)
+        parametrize.register_parametrization(module, name.rpartition(".")[2], _TernaryWeight(weight, quantizer))
+    for module in {_owner(model, name) for name in chosen}:
+        if isinstance(module, nn.RNNBase):
+            module.register_forward_hook(_forget_used, always_call=True)
     if len(chosen) > 1:  # one layer alone has nothing to be put together with
         together = _QuantizeTogether(_prepared(model))
         model.register_forward_pre_hook(together)
         model.register_forward_hook(together.clear, always_call=True)
     return model
-
-
-def ternary_names(model: nn.Module, where: Predicate | None = None) -> tuple[str, ...]:
-    """The weights that `ternarize_` would make ternary, by name, without touching the model."""
-    return tuple(f"{name}.weight".removeprefix(".") for name, _ in _chosen(model, where))
 
 
 def ternary_weights(model: nn.Module) -> dict[str, Ternary]:
@@ -71,12 +67,13 @@ def freeze(model: Model) -> Model:
     for module in plain.modules():
         _drop_hooks(module)
     for name, ternary in weights.items():
-        module = plain.get_submodule(name.removesuffix("weight").removesuffix("."))
+        module, own = _owner(plain, name), name.rpartition(".")[2]
         # Removal edits the class that parametrization made, which deepcopy shares with the original: take a copy first.
         shared = type(module)
         module.__class__ = type(shared.__name__, shared.__bases__, dict(vars(shared)))
-        parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
-        cast(Tensor, module.weight).data.copy_(ternary.dense())
+        parametrize.remove_parametrizations(module, own, leave_parametrized=False)
+        plain.get_parameter(name).data.copy_(ternary.dense())
+    take_back(plain)
     return plain
 
 
@@ -161,6 +158,18 @@ class _QuantizeTogether:
             layer.weight.ready = None
 
 
+def take_back(model: nn.Module) -> None:
+    """Let recurrent layers, which keep a list of the weights they were last called with, have their own again."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+
+
+def _forget_used(module: nn.RNNBase, _inputs: object, _output: object) -> None:
+    """The same, as long as its weights are made anew at each call: results of autograd cannot be copied or saved."""
+    module._flat_weights = [None] * len(module._flat_weights)
+
+
 def _autocast_dtype(like: Tensor) -> torch.dtype | None:
     """What autocast, where it is on, would cast a weight to: done for all layers at once, it costs one kernel."""
     device = like.device.type
@@ -168,42 +177,43 @@ def _autocast_dtype(like: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if active else None
 
 
-def _chosen(model: nn.Module, where: Predicate | None) -> list[tuple[str, Quantizable]]:
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Quantizable)]
-    if where is None:
-        chosen = layers[1:-1]
-        hint = f"it has {len(layers)} Linear and Conv layers, and the first and the last stay in full precision"
-    else:
-        chosen = [(name, module) for name, module in layers if where(name, module)]
-        hint = f"the predicate chose none of its {len(layers)} Linear and Conv layers"
-    if not chosen:
-        raise NoTernaryLayersError(f"{type(model).__name__} has no layer to make ternary: {hint}")
-    owner: dict[int, str] = {}
-    for name, module in chosen:
-        if parametrize.is_parametrized(module, "weight"):
-            raise ValueError(f"{name}.weight is parametrized already; a model is prepared once")
-        if module.weight.numel() == 0:
-            raise ValueError(f"{name}.weight has no elements")
-        first = owner.setdefault(id(module.weight), name)
-        if first != name:
-            raise ValueError(f"{first}.weight and {name}.weight are one shared parameter; leave one out by a predicate")
+def _chosen(model: nn.Module, where: Choice | None, sample: Tensor | None) -> tuple[str, ...]:
+    prepared = _found(model)
+    if prepared:
+        raise ValueError(f"{prepared[0].name} is parametrized already; a model is prepared once")
+    chosen, shared = ternary_names(model, where, sample), aliases(model)
+    for name in chosen:
+        if ".parametrizations." in f".{name}":
+            raise ValueError(f"{name} belongs to a parametrization; leave it out")
+        if len(shared[name]) > 1:
+            first, second = shared[name][:2]
+            raise ValueError(f"{first} and {second} are one shared parameter; leave it out")
     return chosen
 
 
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
+
+
 def _prepared(model: nn.Module) -> list[_Layer]:
-    layers = []
-    for name, module in model.named_modules():
-        if parametrize.is_parametrized(module, "weight"):
-            entry = cast(nn.ModuleDict, module.parametrizations)["weight"]
-            if isinstance(entry, parametrize.ParametrizationList) and isinstance(entry[0], _TernaryWeight):
-                layers.append(_Layer(f"{name}.weight".removeprefix("."), entry, entry[0]))
+    layers = _found(model)
     if not layers:
         raise NoTernaryLayersError(f"{type(model).__name__} has no ternary layer; ternarize_(model) prepares it")
+    return layers
+
+
+def _found(model: nn.Module) -> list[_Layer]:
+    layers = []
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            for own, entry in cast(nn.ModuleDict, module.parametrizations).items():
+                if isinstance(entry, parametrize.ParametrizationList) and isinstance(entry[0], _TernaryWeight):
+                    layers.append(_Layer(f"{name}.{own}".removeprefix("."), entry, entry[0]))
     return layers
 
 
 def _drop_hooks(module: nn.Module) -> None:
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", hook), _QuantizeTogether):
+            if hook is _forget_used or isinstance(getattr(hook, "__self__", hook), _QuantizeTogether):
                 del hooks[key]

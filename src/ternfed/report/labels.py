@@ -24,14 +24,16 @@ def algorithm_label(name: str) -> str:
 
 def dataset_label(name: str) -> str:
     """What a table calls a data set."""
-    return {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "Digits"}.get(name) or _own(name)
+    known = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "Digits", "shakespeare": "Shakespeare"}
+    return known.get(name) or _own(name)
 
 
 def network_label(name: str, activation: str | None = None) -> str:
     """What a table calls a network."""
     if name == "mlp" and activation == "none":
         return "linear MLP"
-    return {"mlp": "MLP", "cnn": "CNN", "resnet18": "ResNet18*"}.get(name) or _own(name)
+    known = {"mlp": "MLP", "cnn": "CNN", "resnet18": "ResNet18*", "charlstm": "LSTM", "chartransformer": "transformer"}
+    return known.get(name) or _own(name)
 
 
 class Comparison(NamedTuple):
@@ -77,6 +79,8 @@ def split_label(group: Group) -> str:
             return f"β = {_number(data.get('balance'))}"
         case "dirichlet":
             return f"Dirichlet α = {_number(data.get('alpha'))}"
+        case "natural":
+            return "natural"
     return _own(str(data["partition"]))
 
 

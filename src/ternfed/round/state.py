@@ -78,8 +78,8 @@ def kept_bytes(fp32_bytes: int) -> int:
     return max(KEPT_BYTES, KEPT_MODELS * fp32_bytes)
 
 
-def pack(state: State) -> tuple[Weights, dict[str, Any]]:
-    """The tensors and facts of a checkpoint."""
+def pack(state: State, frozen: str | None = None) -> tuple[Weights, dict[str, Any]]:
+    """The tensors and facts of a checkpoint, with the digest of the weights that are not in it."""
     tensors = _named(MODEL, state.server.weights)
     tensors |= _named("server/memory/", tensors_of(state.server.memory))
     tensors |= _named("server/sent/", take_apart(state.server.sent))
@@ -92,12 +92,21 @@ def pack(state: State) -> tuple[Weights, dict[str, Any]]:
         "holders": [list(pair) for pair in state.holders.items()],
         "strategy": state.server.strategy,
         "best": [state.best, state.best_round],
+        **({} if frozen is None else {"frozen": frozen}),
     }
     return tensors, facts
 
 
-def unpack(algorithm: Algorithm, round: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> State:
-    """The state of a checkpoint; RunError where it is one of another version or another model."""
+def unpack(
+    algorithm: Algorithm,
+    round: int,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    frozen: str | None = None,
+) -> State:
+    """The state of a checkpoint; RunError where it is one of another version, another model or other frozen weights."""
+    if facts.get("frozen") != frozen:
+        raise _does_not_fit(round, "the frozen weights were others, those of model.weights say")
     if facts.get("layout") != LAYOUT:
         raise _does_not_fit(round, f"its layout is {facts.get('layout', 1)}, this version of ternfed reads {LAYOUT}")
     try:

@@ -120,7 +120,7 @@ def train_batched(network: Network, training: Training, feed: TrainingData, work
     while window := list(islice(remaining, WINDOW)):
         done: dict[int, Trained] = {}
         for chunk in _chunks(window, _clients_at_once(window[0], training, samples)):
-            outcomes = _train_chunk(chain, training, samples, [window[k] for k in chunk])
+            outcomes = _train_chunk(network, chain, training, samples, [window[k] for k in chunk])
             done.update(zip(chunk, outcomes, strict=True))
         yield from (done[k] for k in range(len(window)))
 
@@ -146,7 +146,9 @@ def _chunks(window: list[Work], most: int) -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works: Sequence[Work]) -> list[Trained]:
+def _train_chunk(
+    network: Network, chain: list[Layer], training: Training, samples: Samples, works: Sequence[Work]
+) -> list[Trained]:
     """All local steps of clients with the same rates and number of epochs, the largest client first."""
     clients = [work.local for work in works]
     device = samples.inputs.device
@@ -157,13 +159,14 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
     thresholds = _thresholds(quantized, works, next(iter(weights.values())))
     plain_scales = _plain_scales(training, clients, next(iter(weights.values())))
     trained, scales = _leaves(training, weights, factors, works[0].rates)
+    frozen = _frozen(network, weights, len(works))
     lowest = next(i for i, layer in enumerate(chain) if layer.weight in trained or layer.bias in trained)
     room = samples.inputs.new_empty(len(works) * training.batch, samples.inputs.shape[1])
     losses = torch.zeros(len(works), dtype=torch.float64, device=room.device)
     segments: fused.Segments | None = None
 
     for step in _steps(works, training, samples):
-        now = {name: _part(tensor, 0, step.active) for name, tensor in weights.items()}
+        now = {name: _part(tensor, 0, step.active) for name, tensor in (*weights.items(), *frozen.items())}
         trace = None
         ternary = step.plain, step.active
         if step.plain:
@@ -208,6 +211,16 @@ def _train_chunk(chain: list[Layer], training: Training, samples: Samples, works
         Trained(_taken(work.local, weights, factors, k), loss / max(work.order.shape[1], 1))
         for k, (work, loss) in enumerate(zip(works, losses.tolist(), strict=True))
     ]
+
+
+def _frozen(network: Network, trained: Weights, clients: int) -> Weights:
+    """The parameters that nobody trains, one for all clients."""
+    like = next(iter(trained.values()))
+    return {
+        name: parameter.detach().to(like).expand(clients, *parameter.shape)
+        for name, parameter in network.model.named_parameters()
+        if name not in trained
+    }
 
 
 def _taken(local: Local, weights: Weights, factors: Weights, k: int) -> Local:
@@ -404,7 +417,6 @@ def _leaves(
     trained = {
         name: leaf(value, own, of_latents, decay) if name in training.ternary else leaf(value, common, of_others, decay)
         for name, value in weights.items()
-        if name in training.ternary or name not in training.frozen
     }
     if training.quantizer is None or training.quantizer.scale is Scale.MEAN:
         return trained, {}

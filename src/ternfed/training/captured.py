@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from ternfed.quantize import fused
 from ternfed.quantize.fused import Segments
 from ternfed.quantize.ternary import check_threshold_factor
 from ternfed.training.resident import ALIGNED, Table, layout_of, table_of
-from ternfed.training.work import Trained, TrainingData, Work, computing_in
+from ternfed.training.work import Trained, TrainingData, Work, computing_in, copy_on
 
 SIDE_BY_SIDE = 5
 """Clients in one graph, each on a stream of its own: their small kernels fill the GPU together."""
@@ -96,7 +95,7 @@ class _OnDevice:
         self.device, self.dtype = feed.samples.inputs.device, _dtype(local)
         self.training, self.loss = training, network.task.loss
         self.table = table_of(feed, torch.bfloat16 if training.precision == "bfloat16" else None)
-        self.layout = layout_of(network, training)
+        self.layout = layout_of(network, training, local.weights)
         self.segments = Segments(1, tuple(self.layout.ternary.lengths), self.device)
         self.probe = _probe(network.model, self.table, training, local)
         self.network = _forward(network.model, self.probe, self.device, training.batch if compiled else 0)
@@ -207,7 +206,6 @@ class _Slot:
         self.latents = empty(self.layout.ternary.size)
         self.others = empty(self.layout.cast.size + self.layout.kept.size)
         self.factors = empty(sum(t.numel() for t in local.factors.values()))
-        self.frozen = {name: local.weights[name].to(device, copy=True) for name in self.training.frozen}
         self.buffers = {n: t.to(device, copy=True) for n, t in local.buffers.items() if n not in self.probe.rises}
         self.dtype = torch.bfloat16 if self.training.precision == "bfloat16" else like.dtype
         self.threshold = empty(1)
@@ -240,9 +238,8 @@ class _Slot:
         self.others.copy_(torch.cat((layout.kept.pack(local.weights), layout.cast.pack(local.weights))))
         if self.factors.numel():
             self.factors.copy_(torch.cat([local.factors[span.name] for span in layout.ternary.spans]))
-        for mine, theirs in ((self.frozen, local.weights), (self.buffers, local.buffers)):
-            for name, tensor in mine.items():
-                tensor.copy_(theirs[name])
+        for name, tensor in self.buffers.items():
+            tensor.copy_(local.buffers[name])
         for state in chain.from_iterable(optimizer.state.values() for optimizer in self.optimizers):
             for value in state.values():
                 if isinstance(value, Tensor):
@@ -292,7 +289,7 @@ class _Slot:
         kept = others.detach()[:split]
         leaf.requires_grad_()
         kept.requires_grad_()
-        tensors = {**self.layout.computing.views(leaf), **self.layout.kept.views(kept), **self.frozen, **self.buffers}
+        tensors = {**self.layout.computing.views(leaf), **self.layout.kept.views(kept), **self.buffers}
         with computing_in(self.training.precision, weights.device):
             loss = self.loss(self.network(tensors, inputs), labels)
         slope, slope_kept = torch.autograd.grad(loss, (leaf, kept), materialize_grads=True)
@@ -359,7 +356,7 @@ class _Probe(NamedTuple):
 
 def _probe(model: nn.Module, table: Table, training: Training, local: Local) -> _Probe:
     device = table.labels.device
-    model = deepcopy(model).to(device)
+    model = copy_on(model, device)
     tensors = {name: tensor.to(device, copy=True) for name, tensor in {**local.weights, **local.buffers}.items()}
     inputs = table.take(*(torch.zeros(2, dtype=torch.int64, device=device) for _ in range(3)))
     cuda = device.type == "cuda"
@@ -381,7 +378,7 @@ def _forward(
     model: nn.Module, probe: _Probe, device: torch.device, compiled_batch: int
 ) -> Callable[[Weights, Tensor], Tensor]:
     """The model as a function of its tensors, without its counters."""
-    model = deepcopy(model).to(device)
+    model = copy_on(model, device)
     for name in probe.rises:
         model.get_submodule(name.rpartition(".")[0])._buffers["num_batches_tracked"] = None
 

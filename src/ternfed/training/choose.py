@@ -17,7 +17,7 @@ from ternfed.algorithms.algorithm import Local, Network, Training
 from ternfed.training.batched import train_batched, trainable_chain
 from ternfed.training.captured import CapturedTrainer
 from ternfed.training.plain import train_one
-from ternfed.training.work import Trained, TrainingData, Work
+from ternfed.training.work import Trained, TrainingData, Work, placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,4 +66,5 @@ def trainer_for(network: Network, training: Training, feed: TrainingData) -> Tra
         return Trainer("batched", lambda works: train_batched(network, training, feed, works))
     if feed.samples.inputs.device.type == "cuda" and training.correct is None:
         return Trainer("captured", CapturedTrainer(network, training, feed).train)
-    return Trainer("plain", lambda works: (train_one(network, training, feed, work) for work in works))
+    there = placed(network, feed.samples.inputs.device)
+    return Trainer("plain", lambda works: (train_one(there, training, feed, work) for work in works))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +14,9 @@ from ternfed.data.images import normalise
 from ternfed.data.values import DataSet, Samples
 
 BATCH = 1000
+"""Samples at a time, …"""
+NUMBERS = 2**26
+"""… and where each has many targets, no more than so many outputs: 256 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +34,14 @@ class Evaluator:
 
     @cached_property
     def _model(self) -> nn.Module:
-        return deepcopy(self.network.model).to(self.samples.inputs.device).eval()
+        return self.network.copied(self.samples.inputs.device).eval()
 
     @cached_property
     def _counting(self) -> nn.Module:
         """The model in training mode, its BatchNorm statistics a plain mean over all batches."""
-        model = deepcopy(self.network.model).to(self.samples.inputs.device).train()
+        model = self.network.in_training(self.network.copied(self.samples.inputs.device))
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
                 module.momentum = None
         return model
 
@@ -48,11 +50,12 @@ class Evaluator:
         """(the score by the task's metric, the mean loss)."""
         task, moved = self.network.task, self._moved(weights)
         sums = loss = torch.zeros((), dtype=torch.float64, device=self.samples.inputs.device)
+        count = task.count(self.samples.labels)
         for inputs, labels in zip(*self._batches(), strict=True):
             outputs = functional_call(self._model, moved, (inputs,))
             sums = sums + task.metric.add(outputs, labels).to(torch.float64)
             loss = loss + task.total(outputs, labels)
-        return task.metric.finish(sums.cpu(), len(self.samples)), loss.item() / len(self.samples)
+        return task.metric.finish(sums.cpu(), len(self.samples)), loss.item() / count
 
     def score(self, weights: Weights) -> float:
         """In the metric's own units."""
@@ -78,4 +81,13 @@ class Evaluator:
         return {name: tensor.to(self.samples.inputs.device) for name, tensor in weights.items()}
 
     def _batches(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        return torch.split(self.samples.inputs, BATCH), torch.split(self.samples.labels, BATCH)
+        return torch.split(self.samples.inputs, self._batch), torch.split(self.samples.labels, self._batch)
+
+    @cached_property
+    def _batch(self) -> int:
+        """So many samples that their outputs fit into memory."""
+        if not self.network.task.dense:
+            return BATCH
+        with torch.no_grad():
+            outputs = int(self._model(self.samples.inputs[:1]).numel())
+        return min(BATCH, max(1, NUMBERS // outputs))

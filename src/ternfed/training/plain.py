@@ -8,18 +8,21 @@ import torch
 from torch.func import functional_call
 
 from ternfed.algorithms.algorithm import Correct, Local, Network, Training, Weights
+from ternfed.quantize.layers import take_back
 from ternfed.quantize.ternary import quantize
-from ternfed.training.work import Trained, TrainingData, Work, computing_in
+from ternfed.training.work import Trained, TrainingData, Work, computing_in, placed
 
 
 def train_one(network: Network, training: Training, feed: TrainingData, work: Work) -> Trained:
     """Local training, one step after another (Algorithm 1): forward, loss, backward, correction, optimizer, clip."""
     local = work.local
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in {**local.weights}.items()}
-    factors = {name: tensor.clone().requires_grad_() for name, tensor in local.factors.items()}
-    buffers = {name: tensor.clone() for name, tensor in local.buffers.items()}
-    optimizers = make_optimizers(training, leaves, factors, work.rates)
     device = feed.samples.inputs.device
+    leaves = {name: tensor.to(device, copy=True).requires_grad_() for name, tensor in local.weights.items()}
+    factors = {name: tensor.to(device, copy=True).requires_grad_() for name, tensor in local.factors.items()}
+    buffers = {name: tensor.to(device, copy=True) for name, tensor in local.buffers.items()}
+    optimizers = make_optimizers(training, leaves, factors, work.rates)
+    moving = [*leaves.values(), *factors.values()]
+    model = placed(network, device).model
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(work.seed)
@@ -27,11 +30,11 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
             inputs, labels = feed.batch(order, offsets, flips)
             weights = forward_weights(training, leaves, factors, local, epoch)
             with computing_in(training.precision, device):
-                outputs = functional_call(network.model, {**weights, **buffers}, (inputs,))
+                outputs = functional_call(model, {**weights, **buffers}, (inputs,))
                 loss = network.task.loss(outputs, labels)
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(inputs=moving)  # type: ignore[no-untyped-call]
             if training.correct is not None:
                 _correct(training.correct, leaves, local)
             for optimizer in optimizers:
@@ -42,8 +45,9 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
                         leaves[name].clamp_(-training.clip, training.clip)
             if epoch == training.epochs - 1:
                 total, seen = total + loss.item() * len(labels), seen + len(labels)
-    detached = [{name: t.detach() for name, t in group.items()} for group in (leaves, factors)]
-    return Trained(replace(local, weights=detached[0], factors=detached[1], buffers=buffers), total / max(seen, 1))
+    take_back(model)
+    moved = [{name: t.detach().cpu() for name, t in group.items()} for group in (leaves, factors, buffers)]
+    return Trained(replace(local, weights=moved[0], factors=moved[1], buffers=moved[2]), total / max(seen, 1))
 
 
 def _correct(correct: Correct, leaves: Weights, started: Local) -> None:
@@ -73,7 +77,7 @@ def make_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """The optimizers of one round: of everything, or of the latent weights and of the rest."""
     latents = [leaf for name, leaf in leaves.items() if name in training.ternary]
-    others = [leaf for name, leaf in leaves.items() if name not in (*training.ternary, *training.frozen)]
+    others = [leaf for name, leaf in leaves.items() if name not in training.ternary]
     decays = (training.weight_decay, training.weight_decay, 0.0)
     groups = [
         {"params": parameters, "lr": rate, "weight_decay": decay}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -144,7 +144,8 @@ def _misaligns(span: Span) -> bool:
     return prod(span.shape) % ALIGNED != 0
 
 
-def layout_of(network: Network, training: Training) -> Layout:
+def layout_of(network: Network, training: Training, trained: Collection[str]) -> Layout:
+    """Where the trained parameters lie; all others stay in the model."""
     products = {n: m for n, m in network.model.named_modules() if isinstance(m, _Products)}
 
     def owner(name: str) -> nn.Module | None:
@@ -153,9 +154,10 @@ def layout_of(network: Network, training: Training) -> Layout:
     spans = {
         name: Span(name, tensor.shape, isinstance(owner(name), nn.Conv2d) and tensor.dim() == 4)
         for name, tensor in network.model.named_parameters()
+        if name in trained
     }
     ternary = Spans(tuple(sorted((spans[name] for name in training.ternary), key=_misaligns)))
-    others = [span for name, span in spans.items() if name not in (*training.ternary, *training.frozen)]
+    others = [span for name, span in spans.items() if name not in training.ternary]
     others.sort(key=_misaligns)
     cast = Spans(tuple(span for span in others if owner(span.name) is not None))
     kept = Spans(tuple(span for span in others if owner(span.name) is None))

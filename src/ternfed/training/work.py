@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ternfed.algorithms.algorithm import Local, Training
+from ternfed.algorithms.algorithm import Local, Network, Training
 from ternfed.data.images import Augment, crop_flip, normalise
 from ternfed.data.values import DataSet, Samples
 from ternfed.draws import generator, orders, seed_of
@@ -99,6 +100,26 @@ def computing_in(precision: str, device: torch.device) -> torch.autocast:
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision is {precision!r}; allowed are 'float32' and 'bfloat16'")
     return torch.autocast(device.type, torch.bfloat16, precision == "bfloat16")
+
+
+def placed(network: Network, device: torch.device) -> Network:
+    """The network with its model on a device; itself where it is there."""
+    there = next(network.model.parameters()).device
+    return network if there == device else replace(network, model=copy_on(network.model, device))
+
+
+def copy_on(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of a model on a device, to be called with weights that are not its own."""
+    copy = deepcopy(model).to(device)
+    for module in copy.modules():
+        if isinstance(module, nn.RNNBase):
+            # It would move whatever weights it is called with into one piece of memory, out of the graph they are in.
+            module.flatten_parameters = _nothing  # type: ignore[method-assign]
+    return copy
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,3 +44,14 @@ def test_weights_that_are_exactly_ternary_travel_without_loss() -> None:
     assert all(torch.equal(back[name], frozen[name]) for name in frozen)
     again, _ = carrier.decode(carrier.encode(frozen, codes), codes)
     assert all(torch.equal(again[name], frozen[name]) for name in frozen)
+
+
+def test_what_two_layers_share_travels_once_and_arrives_under_both_names() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(6, 4), "head": torch.nn.Linear(4, 6, bias=False)})
+    model["head"].weight = model["embed"].weight
+    carrier = Carrier(Network.of(model))
+    state = dict(model.state_dict())
+    back, _ = carrier.decode(carrier.encode(state))
+    assert [slot.name for slot in carrier.schema.slots] == ["embed.weight"]
+    assert all(torch.equal(back[name], state[name]) for name in state)

@@ -55,8 +55,9 @@ def play_round(
         ("algorithm.keep_latents=true",),
         ("algorithm.name=fedavg",),
         ("algorithm.name=eden",),
+        ('model.trainable=["!linear1"]',),
     ],
-    ids=["residual", "last update", "latents", "nothing", "rotated"],
+    ids=["residual", "last update", "latents", "nothing", "rotated", "a part"],
 )
 @pytest.mark.parametrize("again", [False, True], ids=["", "with every round played twice"])
 def test_clients_that_start_anew_each_round_end_with_the_bits_of_the_simulator(
@@ -67,6 +68,15 @@ def test_clients_that_start_anew_each_round_end_with_the_bits_of_the_simulator(
     for expected, _ in simulate.play(federation):
         state = play_round(federation, state, tmp_path, again)
         assert same_bits(state.server.weights, expected)
+
+
+def test_a_client_whose_frozen_weights_are_not_the_servers_is_told_so() -> None:
+    server, setup = small(3, 4, 'model.trainable=["!linear1"]'), ClientSetup(0, 3)
+    digest = server.make_network(load("digits")).digest
+    assert digest is not None
+    assert open_site(server, setup, load("digits"), digest).network.digest == digest
+    with pytest.raises(ExperimentError, match=r"^model\.trainable: the frozen weights of this client \(\w{8}\) are"):
+        open_site(server.with_settings(["seed=5"]), setup, load("digits"), digest)
 
 
 @pytest.mark.parametrize("name", ["tfedavg", "stc", "topk", "signsgd_ef", "fedpaq", "eden"])

@@ -73,7 +73,7 @@ class _Work:
             experiment = read_experiment(str(run_config["experiment"]), self.setup.modules)
             data = find_data(experiment, self.setup, self._loaded)
             self._loaded = {experiment.data.dataset: data}
-            self._open = run, open_site(experiment, self.setup, data)
+            self._open = run, open_site(experiment, self.setup, data, str(run_config.get("frozen", "")))
         return self._open
 
 

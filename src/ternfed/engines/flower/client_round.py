@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 
 from ternfed.algorithms.memory import memory_of, tensors_of
-from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.engines.flower.envelope import WrongRound
 from ternfed.engines.flower.memory import Kept, Store
@@ -65,7 +64,13 @@ class ClientSetup:
 def read_experiment(text: str, modules: tuple[str, ...] = ()) -> Experiment:
     """The experiment that a server sent. `module:function` names are code: only modules that this client named run."""
     table = tomllib.loads(text)
-    for section, key in (("data", "dataset"), ("model", "name"), ("algorithm", "name"), ("federation", "aggregate")):
+    for section, key in (
+        ("data", "dataset"),
+        ("task", "name"),
+        ("model", "name"),
+        ("algorithm", "name"),
+        ("federation", "aggregate"),
+    ):
         name = str(table.get(section, {}).get(key, ""))
         if ":" in name and name.partition(":")[0] not in modules:
             raise ExperimentError(
@@ -80,12 +85,20 @@ def find_data(experiment: Experiment, setup: ClientSetup, loaded: Mapping[str, D
     if setup.data is not None:
         return setup.data
     name = experiment.data.dataset
-    return loaded[name] if name in loaded else load(name)
+    return loaded[name] if name in loaded else experiment.load_data()
 
 
-def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet) -> Site:
-    """A client's place of work in an experiment, on the data that `find_data` found."""
+def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet, frozen: str = "") -> Site:
+    """A client's place of work in an experiment, on the data that `find_data` found.
+
+    `frozen` is the server's digest of the weights that do not travel: this client must have the same.
+    """
     network = experiment.make_network(data)
+    if frozen and network.digest != frozen:
+        raise ExperimentError(
+            f"model.trainable: the frozen weights of this client ({str(network.digest)[:8]}) are not those of the "
+            f"server ({frozen[:8]}); both need the same file (model.weights), or the same version of the model"
+        )
     algorithm = experiment.make_algorithm(network)
     if setup.data is not None:
         samples = torch.arange(len(data.train))
@@ -95,7 +108,7 @@ def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet) -> Site
                 f"--data-partition {setup.index}/{setup.count}: the experiment divides its data among "
                 f"{experiment.federation.clients} clients"
             )
-        samples = experiment.make_partition(data.train.labels, network.task)[1][setup.index]
+        samples = experiment.make_partition(data.train.labels, network.task, data.clients)[1][setup.index]
     return Site(experiment, network, algorithm, TrainingData.of(data, setup.device), samples, setup.index, setup.count)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from ternfed.data.sets import load
 from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import make_certificates
 from ternfed.engines.flower.local import local_clients
@@ -64,14 +63,14 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
         listen = plan.listen
         if listen is None:
             torch.set_num_threads(1)  # before its clients are forked from this process
-        data = load(plan.experiment.data.dataset, plan.data)
+        data = plan.experiment.load_data(plan.data)
         if listen is None:
             shutil.rmtree(network / "certs", ignore_errors=True)
             certificates = make_certificates(network / "certs", [], clients)
             listen = ListenAddress(certificates, "127.0.0.1", processes.free_port())
             stack.enter_context(local_clients(plan.experiment, listen, network / "clients", data))
         federation = open_federation(plan.experiment, data)
-        connections = stack.enter_context(open_connections(plan.experiment, listen, network, run))
+        connections = stack.enter_context(open_connections(federation, listen, network, run))
         say(f"listening on {listen.host}:{connections.gate.port}")
         if len(past) < plan.experiment.federation.rounds:
             wait_for_clients(connections, clients if plan.wait_for is None else plan.wait_for, plan.terms, say)

@@ -19,7 +19,6 @@ from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.gate import Bytes, Gate
 from ternfed.engines.flower.link import Link, open_link
 from ternfed.engines.flower.uploads import Bounds, accept
-from ternfed.experiment.experiment import Experiment
 from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, RoundOutcome, conclude
 from ternfed.round.state import State, pack, unpack
@@ -99,10 +98,11 @@ class Connections:
 
 
 @contextmanager
-def open_connections(experiment: Experiment, listen: ListenAddress, folder: Path, run: str) -> Iterator[Connections]:
+def open_connections(federation: Federation, listen: ListenAddress, folder: Path, run: str) -> Iterator[Connections]:
     """The SuperLink and the gate in front of it, from start to stop; clients are told when it is over."""
+    experiment = federation.experiment
     clients = experiment.federation.clients
-    config = {"experiment": experiment.to_toml(), "run": run}
+    config = {"experiment": experiment.to_toml(), "run": run, "frozen": federation.network.digest or ""}
     with open_link(listen.certificates, clients, config, folder) as link:
         keys = {public_bytes(listen.certificates.public_key(index)): index for index in range(clients)}
         gate = Gate(listen.certificates, listen.host, listen.port, link.address, keys, link.nodes)
@@ -138,11 +138,13 @@ def record(
     """The rounds that are left, each written to the run folder with a checkpoint and the bytes of its clients."""
     state = federation.open()
     if saved is not None:
-        state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts)
+        state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, federation.network.digest)
     while state.round < federation.experiment.federation.rounds:
         state, outcome, by_client = play_round(federation, connections, state, terms, say)
         folder.append(outcome)
-        folder.save_checkpoint(outcome, *pack(state), is_best=state.best_round == state.round)
+        folder.save_checkpoint(
+            outcome, *pack(state, federation.network.digest), is_best=state.best_round == state.round
+        )
         note_bytes(folder.path, outcome.round, by_client)
         yield outcome
     _say_goodbye(connections, state.took_part)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ternfed import wire
 from ternfed.algorithms.algorithm import Network, dense_weights
 from ternfed.engines.flower.envelope import KEY, unwrap, wrap
-from ternfed.quantize.layers import Predicate
+from ternfed.quantize.choice import Choice
 from ternfed.quantize.ternary import Rule, Ternary, recognise, requantize
 from ternfed.wire import Reference, Schema, reference_of, trits_of
 
@@ -46,16 +46,17 @@ class Carrier:
     def encode(self, tensors: Mapping[str, Tensor], given: Codes | None = None) -> bytes:
         """The bytes of a model, coded given trits that the receiver holds."""
         ternary = {name: self._ternary(tensors[name], name) for name in self.network.ternary}
-        message = wire.Message({**self.network.without_counters(dict(tensors)), **ternary}, {})
+        own = {slot.name: tensors[slot.name] for slot in self.schema.slots if slot.name in tensors}
+        message = wire.Message({**own, **ternary}, {})
         return wire.encode(message, self.schema, reference=self._reference(given))
 
     def decode(self, data: bytes, given: Codes | None = None) -> tuple[dict[str, Tensor], Codes]:
         """(the model's tensors, its trits)."""
         message = wire.decode(data, self.schema, reference=self._reference(given))
         trits = {name: trits_of(value) for name, value in message.tensors.items()}
-        return self.network.with_counters(dense_weights(message)), {
-            name: codes for name, codes in trits.items() if codes is not None
-        }
+        whole = self.network.with_counters(dense_weights(message))
+        whole |= {name: whole[first] for name, first in self.network.aliases.items()}
+        return whole, {name: codes for name, codes in trits.items() if codes is not None}
 
     def _ternary(self, weight: Tensor, name: str) -> Ternary:
         return recognise(weight) or requantize(weight, self.rule, self.factor, name)
@@ -65,7 +66,7 @@ class Carrier:
 
 
 def ternary_mod(
-    make_model: Callable[[], nn.Module], where: Predicate | None = None
+    make_model: Callable[[], nn.Module], where: Choice | None = None
 ) -> Callable[[Message, Any, Callable[[Message, Any], Message]], Message]:
     """A mod that turns ternfed messages into the arrays that a ClientApp expects, and its arrays into messages."""
     carrier = Carrier(Network.of(make_model(), where))
@@ -87,7 +88,7 @@ def ternary_mod(
 class TernaryStrategy(Strategy):
     """Carries the messages of another strategy as ternfed messages; that one samples, averages and evaluates."""
 
-    def __init__(self, inner: Strategy, model: nn.Module, where: Predicate | None = None) -> None:
+    def __init__(self, inner: Strategy, model: nn.Module, where: Choice | None = None) -> None:
         self.inner = inner
         self.carrier = Carrier(Network.of(deepcopy(model), where))  # the user's own may be prepared later
         self.bytes_down = 0
