@@ -22,6 +22,7 @@ def test_a_column_of_errors_has_the_metrics_name_and_no_percent(tmp_path: Path) 
     assert sheet is not None
     row = dict(zip(sheet.headings, sheet.rows[0], strict=True))
     assert (row["mse"], row["validation"]) == ("0.0123", "0.0123")
+    assert sheet.notes[0].startswith("Test mse after the last round;")
 
 
 def test_a_column_of_different_metrics_is_one_of_scores(tmp_path: Path) -> None:

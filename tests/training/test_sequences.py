@@ -15,6 +15,7 @@ from ternfed.data.values import DataSet, Samples
 from ternfed.engines.simulate import federate
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.models import charlstm, chartransformer
+from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, open_federation
 from ternfed.task import IGNORED, LANGUAGE, TASKS
 from ternfed.training import evaluation
@@ -73,7 +74,7 @@ class TestBothNetworks:
 
     def test_learn_the_same_the_way_of_a_gpu(self, roles: DataSet, name: str) -> None:
         made = federation(roles, name, "algorithm.name=fedavg", "training.batch=16", "training.epochs=2")
-        broadcast = made.algorithm.broadcast(made.open().server, False)
+        broadcast = Broadcasts(made.algorithm, made.open().server, 1).given(None).broadcast.message
         works = []
         for index in range(2):
             site = made.site(index)

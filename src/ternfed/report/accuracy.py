@@ -56,8 +56,11 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
     )  # fmt: skip
     rows = tuple(_summary_row(group) for _, group in chosen)
     left = len(groups) - len(chosen)
+    metric = score_heading(groups)
+    known = metric == ACCURACY.measure.heading
+    last, score = (LAST, "accuracy") if known else (LAST.replace("accuracy in percent", metric), "the same")
     notes = (
-        f"{LAST} Validation: accuracy on data held out on the server. Up and down: every byte of every message as "
+        f"{last} Validation: {score} on data held out on the server. Up and down: every byte of every message as "
         "really encoded, over the whole run; float32 ÷ up and float32 ÷ down: how many times larger the same messages "
         f"are as raw float32. {FLIPS_NOTE} Strategy I: share of rounds with a quantized broadcast. Skipped: share of "
         "uploads that clients withheld."
