@@ -21,7 +21,7 @@ from ternfed.wire import varint
 from ternfed.wire.ans import coder_from_bytes, coder_to_bytes, entropy_bits
 from ternfed.wire.errors import ImpossibleCount, MessageError, TrailingBytes, Truncated, WrongValue
 from ternfed.wire.form import Coded, Form, Options, Slots, check_tensor
-from ternfed.wire.groups import groups_of
+from ternfed.wire.groups import FINE, groups_of
 from ternfed.wire.numbers import Histogram, Model, Numbers, histogram, pop, push, read_model
 from ternfed.wire.planes import read_planes, write_planes
 from ternfed.wire.schema import Kind, Slot
@@ -103,18 +103,16 @@ def _encode(slots: Slots, values: Sequence[Grid], held: HeldGrids | None, option
     planes = _write_planes(codes, exponents, options.compress)
     if not options.compress:
         return Coded(planes, codec=PLANES)
-    plan = _plan(codes)
     if held is not None:
         differences = [
             _flat(value.codes.cpu() - held.nearest(place, value.exponents.cpu())) for place, value in enumerate(values)
         ]
-        given = _plan(differences)
         # What a reference saves has to pay for the eight bytes of its digest.
-        if given.bits + 64 < plan.bits:
-            codes, plan = differences, given
+        if _roughly(differences) + 64 < _roughly(codes):
+            codes = differences
         else:
             held = None
-    stream = _write(codes, exponents, plan)
+    stream = _write(codes, exponents, _plan(codes))
     if len(planes) < len(stream) + (0 if held is None else 8):
         return Coded(planes, codec=PLANES)
     return Coded(stream, codec=ANS, given=None if held is None else held.digest)
@@ -127,9 +125,10 @@ class _Plan:
     groups: list[int]
     models: list[Model]
 
-    @cached_property
-    def bits(self) -> float:
-        return sum(model.bits for model in self.models) + len(_write_groups(self.groups, len(self.models))) * 8
+
+def _roughly(numbers: Sequence[Numbers]) -> float:
+    """Bits of some slots with one model for all of them: enough to tell which of two lists is the smaller one."""
+    return histogram(numbers).model(FINE).bits
 
 
 def _plan(numbers: Sequence[Numbers]) -> _Plan:

@@ -48,7 +48,12 @@ class Model(NamedTuple):
     def bits(self) -> float:
         """What the list costs with it: entropy, bits below the buckets, and the model itself."""
         widths = bounds(np.abs(np.arange(-self.low, len(self.counts) - self.low)), self.fine)[1]
-        return entropy_bits(self.counts) + float(widths @ self.counts) + 8 * len(self.write())
+        return entropy_bits(self.counts) + float(widths @ self.counts) + 8 * self._length()
+
+    def _length(self) -> int:
+        """len(self.write())"""
+        head = [8 * self.low + self.fine - 1, len(self.counts) - 1 - self.low]
+        return int(varint.lengths([*head, *self.counts[: self.low], *self.counts[self.low + 1 :]]).sum())
 
 
 def read_model(data: memoryview, at: int, total: int) -> tuple[Model, int]:

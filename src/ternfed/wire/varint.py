@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from ternfed.wire.errors import ImpossibleCount, Truncated
 
 LIMIT = 1 << 56
+_LONGER = np.array([1 << 7 * places for places in range(1, 8)])
+"""The smallest numbers of two to eight bytes."""
 
 
 def write(value: int) -> bytes:
@@ -17,6 +24,11 @@ def write(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def lengths(values: ArrayLike) -> NDArray[Any]:
+    """len(write(value)) of each."""
+    return 1 + np.searchsorted(_LONGER, values, side="right")
 
 
 def read(data: memoryview, at: int) -> tuple[int, int]:
