@@ -253,6 +253,10 @@ class Training:
     latent_rate: float = 1.0
     """With an optimizer of their own, the rate of the latent weights in the first round: it falls as the others' does.
     Else they learn at so many times the others' rate."""
+    latent_decay: float = 1.0
+    """Their own rate falls with this power of the others' decay: 0.5 is slower than they are."""
+    latents_rest_at: float = 0.0
+    """Latent weights stay as they are once the rates have decayed to this share."""
     factor_rate: float = 1.0
     clip: float | None = None
     """Latent weights are clipped to [-clip, clip] after each step."""
@@ -268,8 +272,9 @@ class Training:
     @property
     def rates(self) -> tuple[float, float, float]:
         """Of ordinary weights, of latent weights and of factors, in this round."""
-        latents = self.rate * self.latent_rate if self.latent_optimizer is None else self.latent_rate * self.decay
-        return self.rate, latents, self.rate * self.factor_rate
+        shared = self.latent_optimizer is None
+        latents = self.latent_rate * (self.rate if shared else self.decay**self.latent_decay)
+        return self.rate, 0.0 if self.decay <= self.latents_rest_at else latents, self.rate * self.factor_rate
 
     def share_out(self, groups: Sequence[dict[str, Any]]) -> list[tuple[Optimizer, list[dict[str, Any]]]]:
         """Groups of ordinary weights, latent weights and factors, with the optimizer of each; empty ones left out."""

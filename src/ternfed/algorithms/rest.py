@@ -34,16 +34,16 @@ def changes(moved: Weights, received: Weights, bits: Mapping[str, int], source: 
     return {name: on_grid(change, _steps(change, bits[name]), source) for name, change in differences.items()}
 
 
-def rounded(weights: Weights, before: Weights, bits: Mapping[str, int]) -> dict[str, Grid]:
+def rounded(weights: Weights, before: Weights, bits: Mapping[str, int], finest: int = FINEST) -> dict[str, Grid]:
     """Server: each tensor to nearest. Its change since the last broadcast, or it itself, has codes of so many bits.
 
-    However little has changed, a step is large enough for the tensor itself to be on the grid. A variance is at least
-    one step: networks divide by it.
+    However little has changed, a step is large enough for the tensor itself to have codes of `finest` bits, which are
+    never fewer than the change has. A variance is at least one step: networks divide by it.
     """
     out = {}
     for name, tensor in weights.items():
         change = tensor - before[name] if name in before else tensor
-        steps = torch.maximum(_steps(change, bits[name]), _steps(tensor, FINEST))
+        steps = torch.maximum(_steps(change, bits[name]), _steps(tensor, max(finest, bits[name])))
         grid = on_grid(tensor, steps)
         out[name] = grid._replace(codes=grid.codes.clamp_min(1)) if _is_variance(name) else grid
     return out

@@ -33,7 +33,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
     split,
 )
-from ternfed.algorithms.rest import added, bits_of, changes, rounded
+from ternfed.algorithms.rest import FINEST, added, bits_of, changes, rounded
 from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings
 from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, way_up
@@ -52,6 +52,9 @@ ABOUT = About(
         "rest_bits_down": "none",
         "full_bits": "none",
         "latent_adam": "none",
+        "latent_decay": 1.0,
+        "settle_at_decay": "none",
+        "finest_bits": FINEST,
     },
     depends_on_rounds=lambda settings: "its broadcasts by algorithm.full_at depend" if settings.full_at else None,
 )
@@ -104,7 +107,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         sent: dict[str, Value] = {**ternary}
         if not ternary:
             sent |= rounded({name: weights[name] for name in full_bits}, {}, full_bits)
-        sent |= rounded({name: weights[name] for name in down_bits}, before, down_bits)
+        sent |= rounded({name: weights[name] for name in down_bits}, before, down_bits, settings.finest_bits)
         return {**weights, **{name: dense(value) for name, value in sent.items()}}, sent
 
     def unrounded(weights: Weights) -> Weights:

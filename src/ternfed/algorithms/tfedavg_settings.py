@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ternfed.algorithms.rest import BUFFER_BITS
+from ternfed.algorithms.rest import BUFFER_BITS, FINEST
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import FactorGradient, Quantizer, Rule, Scale
 from ternfed.wire import Kind
@@ -61,10 +61,15 @@ class Settings:
     """Of each weight in an upload of differences: 1 and 2 bits are -1, 0 or +1 times a step, rounded at random."""
     server_rate: float = 1.0
     """So much of the mean difference is added to the server's latent weights."""
+    settle_at_decay: float | None = None
+    """When the rates have decayed to this share, the ternary layers rest, where clients send differences: the others
+    learn on around the trits that will stay. "none": they never rest."""
     rest_bits_up: int | None = 3
     """Of each number that is not ternary, in uploads: its change, rounded at random. "none": floats (`dense`)."""
     rest_bits_down: int | None = 3
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
+    finest_bits: int = FINEST
+    """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
     buffer_bits: int = BUFFER_BITS
     """Where these travel in bits: of each number of a buffer, in both directions."""
     full_bits: int | None = 6
@@ -85,6 +90,8 @@ class Settings:
     latent_adam: float | None = 0.04
     """Latent weights are moved by an Adam of their own at this rate in the first round, which falls as the others do:
     the rate of flips does not depend on the optimizer of the other weights. "none": by that one."""
+    latent_decay: float = 1.0
+    """That rate falls with this power of the others' decay: below 1, trits settle later than the rest does."""
     latent_rate: float = 1.0
     """Where the others' optimizer moves them too: at so many times its rate."""
     factor_rate: float | None = None
@@ -120,15 +127,19 @@ class Settings:
             bits = getattr(self, key)
             if bits is not None and not 1 <= bits <= 16:
                 raise ValueError(f"{key} = {bits}: 1 to 16 is allowed")
-        rates = ("latent_rate", "latent_adam", "server_rate", "factor_rate")
+        rates = ("latent_rate", "latent_adam", "latent_decay", "server_rate", "factor_rate")
         for key in (*rates, "plain_epochs", "error_feedback", "tolerance"):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"{key} = {getattr(self, key)}: at least 0 is needed")
         for share in self.full_at:
             if not 0 < share < 1:
                 raise ValueError(f"full_at = {list(self.full_at)}: shares of the rounds between 0 and 1 are needed")
-        if self.full_at_decay is not None and not 0 < self.full_at_decay < 1:
-            raise ValueError(f"full_at_decay = {self.full_at_decay}: a share between 0 and 1 is needed, or none")
+        for key in ("full_at_decay", "settle_at_decay"):
+            share = getattr(self, key)
+            if share is not None and not 0 < share < 1:
+                raise ValueError(f"{key} = {share}: a share between 0 and 1 is needed, or none")
+        if not 2 <= self.finest_bits <= FINEST:
+            raise ValueError(f"finest_bits = {self.finest_bits}: 2 to {FINEST} is allowed")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")
 

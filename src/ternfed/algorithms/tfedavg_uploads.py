@@ -133,6 +133,7 @@ def _trits(network: Network, training: Training, settings: Settings) -> Way:
             ternary=names,
             latent_optimizer=None if settings.latent_adam is None else Adam(),
             latent_rate=settings.latent_rate if settings.latent_adam is None else settings.latent_adam,
+            latent_decay=settings.latent_decay,
             factor_rate=by_optimizer if settings.factor_rate is None else settings.factor_rate,
             clip=settings.clip,
             plain_epochs=plain_epochs,
@@ -163,7 +164,7 @@ def _differences(network: Network, training: Training, settings: Settings) -> Wa
         return {**average, **latents}, latents, latents
 
     return Way(
-        training=training,
+        training=replace(training, ternary=names, latents_rest_at=settings.settle_at_decay or 0.0),
         as_trits=(),
         on_grid=names,
         start=lambda parameters, buffers, received, memory, client: Local(parameters, buffers),
