@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -90,16 +91,16 @@ def cnn(channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:
 class _Block(nn.Module):
     """Two 3×3 convolutions beside a shortcut, which is a 1×1 convolution where the stride is 2."""
 
-    def __init__(self, width: int, stride: int) -> None:
+    def __init__(self, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
+        self.norm1 = norm(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
+        self.norm2 = norm(width)
         self.shortcut = nn.Sequential()
         if stride != 1:
             self.shortcut = nn.Sequential(
-                OrderedDict(conv=nn.Conv2d(width, width, 1, stride, bias=False), norm=nn.BatchNorm2d(width))
+                OrderedDict(conv=nn.Conv2d(width, width, 1, stride, bias=False), norm=norm(width))
             )
 
     def forward(self, batch: Tensor) -> Tensor:
@@ -108,19 +109,29 @@ class _Block(nn.Module):
         return outer.relu()
 
 
-def resnet18(classes: int = 10, channels_in: int = 3, width: int = 64) -> nn.Sequential:
+GROUPS = 2
+"""Of a GroupNorm: as in Hsieh, Phanishayee, Mutlu, Gibbons (ICML 2020) and Reddi et al. (ICLR 2021)."""
+
+
+def resnet18(classes: int = 10, channels_in: int = 3, width: int = 64, norm: str = "batch") -> nn.Sequential:
     """ResNet18*: ResNet18 for small images, `width` channels in every stage. Takes (N, channels_in, any H, any W).
 
     A 3×3 stem without pooling, four stages of two blocks (strides 1, 2, 2, 2), the mean over the image, a linear layer.
+    `norm="group"` has GroupNorm in place of BatchNorm: no statistics that clients with unlike data disagree on.
     """
+    if norm not in ("batch", "group"):
+        raise ValueError(f"norm is {norm!r}; allowed are 'batch' and 'group'")
+    if norm == "group" and width % GROUPS:
+        raise ValueError(f"width is {width}; a multiple of {GROUPS} is needed with GroupNorm")
+    layer: Callable[[int], nn.Module] = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, GROUPS)
 
     def stage(stride: int) -> nn.Sequential:
-        return nn.Sequential(_Block(width, stride), _Block(width, 1))
+        return nn.Sequential(_Block(width, stride, layer), _Block(width, 1, layer))
 
     return nn.Sequential(
         OrderedDict(
             stem=nn.Conv2d(channels_in, width, 3, padding=1, bias=False),
-            norm=nn.BatchNorm2d(width),
+            norm=layer(width),
             relu=nn.ReLU(),
             stage1=stage(1),
             stage2=stage(2),

@@ -93,6 +93,10 @@ def with_later(table: Table) -> Table:
         found = find_algorithm(own["name"])
         base = found.presets.get(str(own.get("preset"))) or found.settings()
         later["algorithm"] = {**write(base), **found.about.before}
+    network = table.get("model")
+    if isinstance(network, dict) and network.get("name") in NETWORKS:
+        own_options = _options(_network_function(network["name"])).items()
+        later["model"] = {key: list(value) if isinstance(value, tuple) else value for key, value in own_options}
     later["task"] = {} if "task" in table else {"name": "classification", "metric": "accuracy"}
     known = (section for section in later if section == "task" or section in table)
     return {**table, **{section: {**later[section], **table.get(section, {})} for section in known}}
@@ -163,11 +167,7 @@ def network_options(name: str, given: Mapping[str, Any]) -> Table:
     """The options of a network: those given, and its function's defaults for the others."""
     function = _network_function(name)
     hints = get_type_hints(function)
-    options = {
-        parameter.name: parameter.default
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.name not in FROM_DATA
-    }
+    options = _options(function)
     for key, value in given.items():
         if key not in options:
             raise unknown(f"model.{key}", value, [f"model.{option}" for option in (*OF_ANY_NETWORK, *options)])
@@ -179,6 +179,15 @@ def network_options(name: str, given: Mapping[str, Any]) -> Table:
     if missing:
         raise ExperimentError(f"model.{missing[0]}: is needed, {name} has no default for it")
     return {key: convert(value, hints.get(key, Any), f"model.{key}") for key, value in values.items()}
+
+
+def _options(function: Callable[..., nn.Module]) -> Table:
+    """The options of a network's function with their defaults; `empty` where it has none."""
+    return {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in FROM_DATA
+    }
 
 
 def make_network(

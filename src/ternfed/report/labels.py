@@ -63,8 +63,9 @@ def model_label(group: Group) -> str:
     hidden, width = model.get("hidden"), model.get("width")
     if model["name"] == "mlp" and isinstance(hidden, list) and hidden != [30, 20]:
         return f"{name} {_own('-'.join(map(str, hidden)))}"
-    if model["name"] == "resnet18" and width not in (None, 64):
-        return f"{name}, width {width}"
+    if model["name"] == "resnet18":
+        wide = f", width {width}" if width not in (None, 64) else ""
+        return f"{name}{' with GroupNorm' * (model.get('norm') == 'group')}{wide}"
     return name
 
 
