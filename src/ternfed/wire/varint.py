@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from ternfed.wire.errors import ImpossibleCount, Truncated
 
 LIMIT = 1 << 56
@@ -17,6 +22,12 @@ def write(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def length(values: NDArray[Any]) -> int:
+    """How many bytes `write` makes of all these numbers."""
+    bits = np.frexp(np.maximum(values, 1).astype(np.float64))[1]  # exact below 2^53, far above any count of numbers
+    return int((-(-bits // 7)).sum())
 
 
 def read(data: memoryview, at: int) -> tuple[int, int]:
