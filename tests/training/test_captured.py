@@ -15,7 +15,7 @@ from ternfed.algorithms.optimizers import Adam, Sgd
 from ternfed.data.images import Augment
 from ternfed.data.values import Samples
 from ternfed.quantize.ternary import FTTQ, TTQ, TWN, Quantizer, start_factors
-from ternfed.training.captured import CapturedTrainer, _Kind, _turn
+from ternfed.training.captured import CapturedTrainer, _Kind, _OnDevice, _turn
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work
 
@@ -256,6 +256,26 @@ def test_no_work_is_no_result() -> None:
     assert list(train_captured(small_network(), Training(), images(), [])) == []
 
 
+def test_a_step_that_no_graph_can_hold_is_made_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(self: _OnDevice, which: tuple[int, ...], kind: _Kind) -> torch.cuda.CUDAGraph:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    network = small_network()
+    training = training_of(network, "fttq", "adam", epochs=4)
+    works = works_of(network, training, images(), [45, 40])
+    trainer = CapturedTrainer(network, training, images())
+    list(trainer.train(works[:1]))
+    assert trainer._device is not None
+    monkeypatch.setattr(_OnDevice, "_capture", refused)
+    trainer._device.captures = True  # as on a GPU
+    for outcome, work in zip(trainer.train(works), works, strict=True):
+        assert_same(outcome, train_one(network, training, images(), work), **CLOSE)
+    (said,) = caplog.messages
+    assert said.endswith("without a captured graph, slower: operation not permitted when stream is capturing")
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
@@ -295,3 +315,20 @@ def test_graphs_repeat_to_the_bit() -> None:
     first = list(trainer.train(works))
     for left, right in zip(first, trainer.train(works), strict=True):
         assert_same(left, right, rtol=0.0, atol=0.0)
+
+
+class Curious(nn.Module):
+    """Looks at a number on the CPU, which no graph can hold."""
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return batch if float(batch.sum()) < 1e9 else -batch
+
+
+@needs_gpu
+def test_a_network_that_no_graph_can_hold_trains_all_the_same() -> None:
+    network = small_network(Curious())
+    here, there = (images(augment=Augment(padding=2), device=device, exact=True) for device in ("cpu", "cuda"))
+    training = training_of(network, "fttq", "sgd", rate=2.0**-7, epochs=4)
+    works = [replace(work, rates=training.rates) for work in works_of(network, training, here, [45, 45])]
+    for outcome, work in zip(train_captured(network, training, there, works), works, strict=True):
+        assert_same(outcome, train_one(network, training, here, work), rtol=1e-9, atol=1e-10)

@@ -14,6 +14,7 @@ Everything but the capture runs on a CPU too, where tests hold it to `training.t
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -105,6 +106,7 @@ class _OnDevice:
         self.seen: Counter[tuple[tuple[int, ...], _Kind]] = Counter()
         self.streams: list[torch.cuda.Stream] = []
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.captures = self.device.type == "cuda"
 
     def train(self, works: Sequence[Work]) -> list[Trained]:
         """The work of a few clients at the same time."""
@@ -137,13 +139,27 @@ class _OnDevice:
     def _run(self, which: tuple[int, ...], kind: _Kind) -> None:
         key = (which, kind)
         self.seen[key] += 1
-        if self.device.type == "cuda" and self.seen[key] > PLAIN_STEPS:
-            if key not in self.graphs:
-                self.graphs[key] = self._capture(which, kind)
+        if self.captures and self.seen[key] > PLAIN_STEPS and self._has_graph(which, kind):
             self.graphs[key].replay()
             return
         for k in which:
             self.slots[k].step(kind)
+
+    def _has_graph(self, which: tuple[int, ...], kind: _Kind) -> bool:
+        """Whether there is a graph for this step, captured now if need be.
+
+        A user's network may do what no graph can hold, such as look at a number on the CPU. Nothing runs while a step
+        is captured, so that the step can then be made as it is.
+        """
+        if (which, kind) not in self.graphs:
+            try:
+                self.graphs[which, kind] = self._capture(which, kind)
+            except RuntimeError as error:
+                self.captures = False
+                self.graphs.clear()
+                reason = str(error).partition("\n")[0]
+                logging.getLogger("ternfed").warning("training goes on without a captured graph, slower: %s", reason)
+        return self.captures
 
     def _capture(self, which: tuple[int, ...], kind: _Kind) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -48,12 +48,9 @@ class Model(NamedTuple):
     def bits(self) -> float:
         """What the list costs with it: entropy, bits below the buckets, and the model itself."""
         widths = bounds(np.abs(np.arange(-self.low, len(self.counts) - self.low)), self.fine)[1]
-        return entropy_bits(self.counts) + float(widths @ self.counts) + 8 * self._length()
-
-    def _length(self) -> int:
-        """len(self.write())"""
-        head = [8 * self.low + self.fine - 1, len(self.counts) - 1 - self.low]
-        return int(varint.lengths([*head, *self.counts[: self.low], *self.counts[self.low + 1 :]]).sum())
+        head = len(varint.write(8 * self.low + self.fine - 1)) + len(varint.write(len(self.counts) - 1 - self.low))
+        written = head + varint.length(self.counts) - varint.length(self.counts[self.low : self.low + 1])
+        return entropy_bits(self.counts) + float(widths @ self.counts) + 8 * written
 
 
 def read_model(data: memoryview, at: int, total: int) -> tuple[Model, int]:
@@ -139,7 +136,7 @@ def push(coder: Any, numbers: Numbers, model: Model) -> None:
         part = numbers[at : at + BLOCK]
         symbols, widths = symbols_of(part, model.fine)
         sizes = np.abs(part)
-        for width in sorted(set(widths.tolist()) - {0}, reverse=True):
+        for width in reversed(_above_zero(widths)):
             below = sizes[widths == width] & ((1 << width) - 1)
             coder.encode_reverse(below.astype(np.int32), _uniform(width))
         coder.encode_reverse((symbols + model.low).astype(np.int32), categorical)
@@ -152,20 +149,28 @@ def pop(coder: Any, total: int, model: Model) -> Numbers:
         return out
     buckets = np.arange(-model.low, len(model.counts) - model.low)
     starts, widths_of = bounds(np.abs(buckets), model.fine)
-    signs = np.sign(buckets)
+    signs, coarse = np.sign(buckets), bool(widths_of.any())
     categorical, found = _categorical(model.counts), np.zeros(len(buckets), np.int64)
     for at in range(0, total, BLOCK):
         part = out[at : at + BLOCK]
         places = coder.decode(categorical, len(part))
         found += np.bincount(places, minlength=len(buckets))
+        if not coarse:
+            part[:] = buckets[places]
+            continue
         sizes, widths = starts[places], widths_of[places]
-        for width in sorted(set(widths.tolist()) - {0}):
+        for width in _above_zero(widths):
             there = np.flatnonzero(widths == width)
             sizes[there] += coder.decode(_uniform(width), len(there))
         part[:] = signs[places] * sizes
     if not np.array_equal(found, model.counts):
         raise WrongProbabilities("the numbers that came are not those their model was built for")
     return out
+
+
+def _above_zero(widths: NDArray[np.int64]) -> list[int]:
+    """The different widths but 0, rising."""
+    return [int(width) for width in np.flatnonzero(np.bincount(widths)) if width]
 
 
 def _categorical(counts: Counts) -> Any:

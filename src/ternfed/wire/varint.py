@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ternfed.wire.errors import ImpossibleCount, Truncated
 
 LIMIT = 1 << 56
-_LONGER = np.array([1 << 7 * places for places in range(1, 8)])
-"""The smallest numbers of two to eight bytes."""
 
 
 def write(value: int) -> bytes:
@@ -26,9 +24,10 @@ def write(value: int) -> bytes:
     return bytes(out)
 
 
-def lengths(values: ArrayLike) -> NDArray[Any]:
-    """len(write(value)) of each."""
-    return 1 + np.searchsorted(_LONGER, values, side="right")
+def length(values: NDArray[Any]) -> int:
+    """How many bytes `write` makes of all these numbers."""
+    bits = np.frexp(np.maximum(values, 1).astype(np.float64))[1]  # exact below 2^53, far above any count of numbers
+    return int((-(-bits // 7)).sum())
 
 
 def read(data: memoryview, at: int) -> tuple[int, int]:
