@@ -55,6 +55,7 @@ ABOUT = About(
         "latent_decay": 1.0,
         "settle_at_decay": "none",
         "finest_bits": FINEST,
+        "full_at_decay": "none",
     },
     depends_on_rounds=lambda settings: "its broadcasts by algorithm.full_at depend" if settings.full_at else None,
 )

@@ -57,22 +57,22 @@ class Settings:
     """T-FedAvg's settings."""
 
     upload: Upload = Upload.AUTO
-    difference_bits: int = 1
+    difference_bits: int = 2
     """Of each weight in an upload of differences: 1 and 2 bits are -1, 0 or +1 times a step, rounded at random."""
     server_rate: float = 1.0
     """So much of the mean difference is added to the server's latent weights."""
-    settle_at_decay: float | None = None
-    """When the rates have decayed to this share, the ternary layers rest, where clients send differences: the others
-    learn on around the trits that will stay. "none": they never rest."""
+    settle_at_decay: float | None = 0.15
+    """When the rates have decayed to this share, the ternary layers rest, where clients send differences and there are
+    other matrices, which learn on around the trits that will stay. "none": they never rest."""
     rest_bits_up: int | None = 3
     """Of each number that is not ternary, in uploads: its change, rounded at random. "none": floats (`dense`)."""
     rest_bits_down: int | None = 3
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
-    finest_bits: int = FINEST
+    finest_bits: int = 6
     """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
     buffer_bits: int = BUFFER_BITS
     """Where these travel in bits: of each number of a buffer, in both directions."""
-    full_bits: int | None = 6
+    full_bits: int | None = 4
     """Of each weight of the ternary layers in a broadcast that is not ternary (Strategy II). "none": floats."""
     rule: Rule = Rule.MEAN
     """Threshold rule on the client: Δ = factor · mean|θ| or factor · max|θ|."""
@@ -87,10 +87,10 @@ class Settings:
     latents: Latents = Latents.NORMALISED
     clip: float | None = 1.0
     """Latent weights stay in [-clip, clip]; "none": they are not clipped."""
-    latent_adam: float | None = 0.04
+    latent_adam: float | None = 0.035
     """Latent weights are moved by an Adam of their own at this rate in the first round, which falls as the others do:
     the rate of flips does not depend on the optimizer of the other weights. "none": by that one."""
-    latent_decay: float = 1.0
+    latent_decay: float = 0.7
     """That rate falls with this power of the others' decay: below 1, trits settle later than the rest does."""
     latent_rate: float = 1.0
     """Where the others' optimizer moves them too: at so many times its rate."""
@@ -106,7 +106,7 @@ class Settings:
     """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
     ternary_start: bool = True
     """The first broadcast, the model before training, is quantized too."""
-    full_at_decay: float | None = None
+    full_at_decay: float | None = 0.25
     """When the rates have decayed to this share, one broadcast goes out in full precision, where clients send trits:
     they see which trits their votes agree on and which are in doubt, and settle those. "none": never."""
     full_at: tuple[float, ...] = ()
@@ -147,6 +147,9 @@ class Settings:
 PRESETS: Mapping[str, Settings] = {
     "paper": Settings(
         upload=Upload.TRITS,
+        difference_bits=1,
+        settle_at_decay=None,
+        finest_bits=FINEST,
         rest_bits_up=None,
         rest_bits_down=None,
         full_bits=None,
@@ -156,15 +159,17 @@ PRESETS: Mapping[str, Settings] = {
         latents=Latents.RECEIVED,
         clip=None,
         latent_adam=None,
+        latent_decay=1.0,
         factor_rate=1.0,
         plain_epochs=0,
         server_rule=Rule.MAX,
         server_factor=0.05,
         error_feedback=0.0,
         ternary_start=False,
+        full_at_decay=None,
         statistics=Statistics.AVERAGE,
     ),
-    "frozen": Settings(upload=Upload.TRITS, latent_adam=0.0, plain_epochs=0),
+    "frozen": Settings(upload=Upload.TRITS, latent_adam=0.0, plain_epochs=0, full_at_decay=None),
 }
 """`paper`: as published. `frozen`: the control whose trits never change, so that only scales and the other layers
 learn."""

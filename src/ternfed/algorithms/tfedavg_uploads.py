@@ -151,6 +151,9 @@ def _trits(network: Network, training: Training, settings: Settings) -> Way:
 def _differences(network: Network, training: Training, settings: Settings) -> Way:
     """Clients train plain weights from the received trits and send how far they moved; the server has the latents."""
     names = network.ternary
+    tensors = network.model.named_parameters()
+    others = any(t.dim() > 1 for name, t in tensors if name in network.parameters and name not in names)
+    rest_at = settings.settle_at_decay if others else None
 
     def finish(
         local: Local, before: Weights, memory: ClientMemory, client: Client
@@ -164,7 +167,7 @@ def _differences(network: Network, training: Training, settings: Settings) -> Wa
         return {**average, **latents}, latents, latents
 
     return Way(
-        training=replace(training, ternary=names, latents_rest_at=settings.settle_at_decay or 0.0),
+        training=replace(training, ternary=names, latents_rest_at=rest_at or 0.0),
         as_trits=(),
         on_grid=names,
         start=lambda parameters, buffers, received, memory, client: Local(parameters, buffers),
