@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ternfed.algorithms import fedpaq
 from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training, dense_weights
-from ternfed.algorithms.rest import bits_of, changes
+from ternfed.algorithms.rest import FINEST, bits_of, changes
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.grid import Grid
 from ternfed.quantize.rotation import SMALLEST, Rotated, blocks_of, random_signs, rotated, turned_back
@@ -41,6 +41,8 @@ class Settings:
     """Of each number that is not rotated: its change, rounded at random."""
     bits_down: int | None = 4
     """Of each number of a broadcast: its change since the last one, rounded to nearest. "none": floats."""
+    finest_bits: int = FINEST
+    """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
     statistics: Statistics = Statistics.AVERAGE
 
     def __post_init__(self) -> None:
@@ -48,13 +50,15 @@ class Settings:
             raise ValueError(f"bits_up = {self.bits_up}: 1 to 4 is allowed")
         if not 1 <= self.rest_bits_up <= 8:
             raise ValueError(f"rest_bits_up = {self.rest_bits_up}: 1 to 8 is allowed")
-        fedpaq.Settings(bits_down=self.bits_down)
+        fedpaq.Settings(bits_down=self.bits_down, finest_bits=self.finest_bits)
 
 
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """FedPAQ with rotated uploads."""
     bits = settings.bits_up
-    small = fedpaq.Settings(settings.rest_bits_up, settings.bits_down, settings.statistics)
+    small = fedpaq.Settings(
+        settings.rest_bits_up, settings.bits_down, settings.finest_bits, settings.statistics
+    )
     base = fedpaq.algorithm(network, training, small)
     shapes = {name: tuple(tensor.shape) for name, tensor in network.weights().items()}
     turned = tuple(name for name in network.floats if len(shapes[name]) > 1 and prod(shapes[name]) >= SMALLEST)

@@ -31,7 +31,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
 )
 from ternfed.algorithms.fedavg import receive
-from ternfed.algorithms.rest import added, bits_of, changes, rounded
+from ternfed.algorithms.rest import FINEST, added, bits_of, changes, rounded
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.wire import Message, dense
 
@@ -47,6 +47,8 @@ class Settings:
     FedAvg has them."""
     bits_down: int | None = 4
     """Of each number of a broadcast: its change since the last one, rounded to nearest. "none": floats."""
+    finest_bits: int = FINEST
+    """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
     statistics: Statistics = Statistics.AVERAGE
 
     def __post_init__(self) -> None:
@@ -54,6 +56,8 @@ class Settings:
             bits = getattr(self, key)
             if bits is not None and not 1 <= bits <= 8:
                 raise ValueError(f"{key} = {bits}: 1 to 8 is allowed, or none")
+        if not 2 <= self.finest_bits <= FINEST:
+            raise ValueError(f"finest_bits = {self.finest_bits}: 2 to {FINEST} is allowed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +78,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if settings.bits_down is None:
             return Server(model, memory=ServerMemory())
         own = {name: model[name] for name in floats}
-        sent = rounded(own, {name: before[name] for name in floats if name in before}, down_bits)
+        sent = rounded(own, {name: before[name] for name in floats if name in before}, down_bits, settings.finest_bits)
         shown = {**model, **{name: value.dense() for name, value in sent.items()}}
         return Server(shown, {**sent}, ServerMemory(own))
 
