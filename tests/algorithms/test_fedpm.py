@@ -158,7 +158,9 @@ class TestMasks:
         (schema,) = fedpm.algorithm(own, Training(), Settings()).up
         dims = {name: tensor.dim() for name, tensor in own.weights().items()}
         kinds = {slot.name: slot.kind for slot in schema.slots}
-        assert all(kinds[f"{n}/mask" if dims[n] > 1 else n] is (Kind.TERNARY if dims[n] > 1 else Kind.GRID) for n in own.floats)
+        assert all(
+            kinds[f"{n}/mask" if dims[n] > 1 else n] is (Kind.TERNARY if dims[n] > 1 else Kind.GRID) for n in own.floats
+        )
 
 
 def test_masks_alone_learn_in_less_than_a_bit_per_weight() -> None:

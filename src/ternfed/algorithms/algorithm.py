@@ -364,6 +364,8 @@ class About:
     """Whether trits travel, so that bits per trit can be told."""
     central: bool = False
     """All data lies in one place and nothing travels: the baseline."""
+    masks: bool = False
+    """Its model is a seed and a bit for each number of a matrix or kernel, which is 0 or ± one size per layer."""
     frozen: Callable[[Mapping[str, Any]], bool] = lambda settings: False
     """Of its settings as a plain table: whether they keep all trits as they are on purpose, as a control."""
     before: Mapping[str, Any] = field(default_factory=dict)

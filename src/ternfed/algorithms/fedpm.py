@@ -43,7 +43,7 @@ from ternfed.quantize.grid import Grid, on_grid
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Kind, Message, Schema, Slot, Value, WrongValue, dense, trits_of
 
-ABOUT = About("FedPM", trains_ternary=False, sends_trits=True)
+ABOUT = About("FedPM", trains_ternary=False, sends_trits=True, masks=True)
 
 SURE = 0.01
 """θ stays between this and 1 less this, so that scores are finite."""
@@ -151,8 +151,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         others = {n: t for n, t in uploads.average.items() if n not in masked}
         others |= added({n: memory.rest[n] for n in rest}, {n: uploads.average[n] for n in rest})
         if recounts(settings.statistics, network):
-            judged = {**others, **model_of(chances)}
-            others |= {n: t for n, t in with_statistics(judged, network, settings.statistics, helpers).items() if n in rest}
+            judged = with_statistics({**others, **model_of(chances)}, network, settings.statistics, helpers)
+            others |= {n: judged[n] for n in rest}
         counted = replace(memory, kept=kept, counted=torch.tensor([count, rounds]))
         return server_with(chances, others, server.weights, counted)
 
@@ -162,13 +162,14 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         levels = {_slot(n): ((values[n] > 2 / 3).to(torch.int8) - (values[n] < 1 / 3).to(torch.int8)) for n in masked}
         return {**values, **levels}
 
-    down = network.schema(numbers=DOWN, grid=(*masked, *rest))
-    up = network.schema(numbers=UP, grid=rest)
+    whole = network.schema(grid=(*masked, *rest)).slots
+    down = tuple(replace(slot, kind=Kind.GRID) if slot.name in masked else slot for slot in whole)
+    up = tuple(Slot(_slot(s.name), s.shape, Kind.TERNARY) if s.name in masked else s for s in whole)
     return Algorithm(
         name="fedpm",
         training=replace(training, forward=forward),
-        down=(Schema(tuple(replace(s, kind=Kind.GRID) if s.name in masked else s for s in down.slots), DOWN),),
-        up=(Schema(tuple(Slot(_slot(s.name), s.shape, Kind.TERNARY) if s.name in masked else s for s in up.slots), UP),),
+        down=(Schema(down, DOWN),),
+        up=(Schema(up, UP),),
         open=opening,
         broadcast=lambda server: Message({**network.without_counters(server.weights), **server.sent}, {}),
         start=start,
