@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -192,3 +193,19 @@ def test_channels_last_stays_channels_last_and_changes_only_rounding(make: Calla
     assert layouts
     assert all(layouts)
     torch.testing.assert_close(last, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_resnet18_with_groupnorm_has_as_many_parameters_and_no_statistics() -> None:
+    model = resnet18(norm="group")
+    assert parameters(model) == parameters(resnet18())
+    assert not list(model.buffers())
+    assert {name for name, _ in model.named_parameters()} == {name for name, _ in resnet18().named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"norm": "layer"}, "norm is 'layer'"), ({"norm": "group", "width": 9}, "width is 9; a multiple of 2 is needed")],
+)
+def test_another_normalisation_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        build("resnet18", **options)

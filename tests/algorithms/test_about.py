@@ -13,9 +13,9 @@ from ternfed.experiment.named import about, built_in_algorithms, find_algorithm
 def test_every_built_in_algorithm_has_a_label_of_its_own() -> None:
     labels = {name: found.label for name in built_in_algorithms() if (found := about(name)) is not None}
     assert labels == {
-        "centralized": "Centralized", "cmfl": "CMFL", "eden": "EDEN", "fedavg": "FedAvg", "fedopt": "FedOpt",
-        "fedpaq": "FedPAQ", "fedprox": "FedProx", "signsgd_ef": "EF-SignSGD", "stc": "STC", "tfedavg": "T-FedAvg",
-        "topk": "Top-k",
+        "centralized": "Centralized", "cmfl": "CMFL", "eden": "EDEN", "fedavg": "FedAvg", "fedbat": "FedBAT",
+        "fedopt": "FedOpt", "fedpaq": "FedPAQ", "fedpm": "FedPM", "fedprox": "FedProx",
+        "signsgd_ef": "EF-SignSGD", "stc": "STC", "tfedavg": "T-FedAvg", "topk": "Top-k",
     }  # fmt: skip
 
 

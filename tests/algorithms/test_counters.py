@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ternfed
-from ternfed.algorithms import eden, fedavg, fedpaq, signsgd_ef, stc, tfedavg, topk
+from ternfed.algorithms import eden, fedavg, fedbat, fedpaq, fedpm, signsgd_ef, stc, tfedavg, topk
 from ternfed.algorithms.algorithm import Network, Training, split
 from ternfed.data.sets import load
 from ternfed.engines import simulate
@@ -72,7 +72,7 @@ def test_a_model_that_travelled_is_put_together_with_its_counters_at_0() -> None
     assert torch.equal(buffers[COUNTER], torch.zeros((), dtype=torch.int64))
 
 
-@pytest.mark.parametrize("module", [eden, fedavg, fedpaq, signsgd_ef, stc, tfedavg, topk])
+@pytest.mark.parametrize("module", [eden, fedavg, fedbat, fedpaq, fedpm, signsgd_ef, stc, tfedavg, topk])
 def test_no_algorithm_sends_them(module) -> None:  # type: ignore[no-untyped-def]
     network = Network.of(model())
     algorithm = module.algorithm(network, Training(), module.Settings())
@@ -82,7 +82,7 @@ def test_no_algorithm_sends_them(module) -> None:  # type: ignore[no-untyped-def
 
 
 @pytest.mark.parametrize("statistics", ["average", "recompute", "best"])
-@pytest.mark.parametrize("name", ["fedavg", "tfedavg", "fedopt", "cmfl", "fedpaq", "eden", "stc"])
+@pytest.mark.parametrize("name", ["fedavg", "tfedavg", "fedopt", "cmfl", "fedpaq", "eden", "stc", "fedpm"])
 def test_the_global_model_is_a_whole_one(name: str, statistics: str) -> None:
     options = [f"algorithm.name={name}", f"algorithm.statistics={statistics}", "federation.rounds=2"]
     experiment = Experiment.from_toml("", [*options, "federation.clients=3", "training.epochs=2"])

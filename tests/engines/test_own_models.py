@@ -20,7 +20,9 @@ from ternfed.runs.folder import RunError, RunFolder, Saved
 
 WORDS, LENGTH = 12, 6
 SMALL = ("federation.clients=4", "training.epochs=2", "training.batch=16", "training.rate=0.1", "data.hold_out=0.1")
-ALGORITHMS = ("fedavg", "tfedavg", "cmfl", "stc", "topk", "signsgd_ef", "fedprox", "fedopt", "fedpaq", "eden")
+ALGORITHMS = (
+    "fedavg", "tfedavg", "cmfl", "stc", "topk", "signsgd_ef", "fedprox", "fedopt", "fedpaq", "eden", "fedbat", "fedpm",
+)  # fmt: skip
 
 
 class Reader(nn.Module):

@@ -31,6 +31,7 @@ from ternfed.wire import same
 
 ALGORITHMS = [
     "fedavg", "tfedavg", "cmfl", "stc", "topk", "signsgd_ef", "centralized", "fedprox", "fedopt", "fedpaq", "eden",
+    "fedbat", "fedpm",
 ]  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def test_the_fast_path_agrees_with_one_client_at_a_time(
 @pytest.mark.parametrize(
     "settings",
     [["fedavg"], ["tfedavg", "algorithm.keep_latents=true"], ["cmfl"], ["stc"], ["centralized"], ["fedopt"],
-     ["fedpaq"], ["eden"]],
+     ["fedpaq"], ["eden"], ["fedbat"], ["fedpm", "algorithm.reset=2"]],
 )  # fmt: skip
 def test_a_run_that_goes_on_from_a_saved_state_ends_as_one_never_interrupted(
     digits: DataSet, settings: list[str]

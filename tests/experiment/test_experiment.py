@@ -173,7 +173,8 @@ def test_every_built_in_algorithm_and_preset_comes_back_from_toml(name: str) -> 
 
 def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
     assert built_in_algorithms() == (
-        "centralized", "cmfl", "eden", "fedavg", "fedopt", "fedpaq", "fedprox", "signsgd_ef", "stc", "tfedavg", "topk",
+        "centralized", "cmfl", "eden", "fedavg", "fedbat", "fedopt", "fedpaq", "fedpm", "fedprox", "signsgd_ef", "stc",
+        "tfedavg", "topk",
     )  # fmt: skip
 
 

@@ -184,6 +184,15 @@ class TestWhoIsCompared:
         run(results / "begun", rows["begun"], (0.99,), 1)
         assert set(named(the_contest(results, rows))) == {"plain", "tuned", "half", "own", "inner"}
 
+    def test_rows_of_shakespeares_roles_are_points_too(self, tmp_path: Path) -> None:
+        settings = {"data": {"dataset": "shakespeare"}, "federation": {"rounds": 2}, "training": {}}
+        made = {n: row(n, {**settings, "algorithm": {"name": n}}, "shakespeare") for n in ("fedavg", "tfedavg")}
+        for name, own in made.items():
+            run(tmp_path / name, own, (0.2, 0.4), MB)
+        (found,) = contests(collect([tmp_path], made).groups)
+        assert protocol_of(found.points[0].group) == "Shakespeare's roles"
+        assert set(named(found)) == {"fedavg", "tfedavg"}
+
     def test_one_algorithm_alone_is_no_comparison(self, results: Path, rows: dict[str, Row]) -> None:
         assert contests(collect([results / "plain", results / "half"], rows).groups) == []
 
@@ -268,6 +277,25 @@ class TestChapter:
         html = written.page.read_text()
         assert 'id="at-frontier"' in html
         assert "T-FedAvg, all layers (90.00%, 0.900 MB)" in html
+
+    def test_it_says_which_one_to_use_for_which_accuracy(self, results: Path, rows: dict[str, Row]) -> None:
+        """FedAvg's 96.0% are within 0.3 points of the 95.8% that cost a tenth, so nobody is told to use it."""
+        rows["rival"] = row("rival", {"algorithm": {"name": "topk"}})
+        run(results / "rival", rows["rival"], (0.8, 0.9, 0.85), 11 * MB)
+        with drawing():
+            chapter = frontier(collect([results], rows).groups)
+        assert chapter is not None
+        assert (
+            "Use T-FedAvg, all layers when 90.0% are enough (0.900 MB); T-FedAvg, inner layers when 95.8% must be "
+            "reached (9.00 MB). More bytes than the last buy at most 0.3 points. Not on the front with any point: "
+            "Top-k."
+        ) in chapter.parts[0].texts
+
+    def test_products_of_the_trained_model_stand_beside_its_size(self, sheets: dict[str, Sheet]) -> None:
+        beside = {line[0]: line[-2:] for line in sheets["beside"].rows}
+        assert sheets["beside"].headings[-2:] == ("products per sample (million)", "of float32's")
+        assert beside["FedAvg, tuned"] == ("0.0243", "1")
+        assert beside["T-FedAvg, all layers"] == ("6e-05", "1/405")
 
     def test_what_was_left_out_is_named_even_where_nothing_is_left(self, results: Path, rows: dict[str, Row]) -> None:
         changed = {**rows, "own": row("own", {**TFEDAVG, "algorithm": {"name": "tfedavg", "factor": 0.5}})}

@@ -530,6 +530,15 @@ def test_a_run_from_before_a_setting_existed_is_read_with_what_it_did(tmp_path: 
     assert read_run(tmp_path / "run").settings == now
 
 
+def test_a_run_from_before_its_network_had_an_option_is_read_with_its_default(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", Experiment.from_toml("", ["model.name=resnet18"])).close()
+    now = read_run(tmp_path / "run").settings
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace('norm = "batch"\n', ""))
+    assert "norm =" not in config.read_text()
+    assert read_run(tmp_path / "run").settings == now
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [

@@ -235,6 +235,12 @@ Correct = Callable[[Weights, Weights, Local], Weights]
 
 Of weights and latent weights; the factors of ternary layers are not corrected."""
 
+Forward = Callable[[Weights, Weights, Local, float], Weights]
+"""(trained weights, trained factors, what the client started from, share of the local steps done) ─▶ the weights of a
+forward pass, through which gradients reach the trained ones.
+
+It draws from PyTorch's own generator, set by the client's seed, and may give a factor its first value in place."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -266,8 +272,15 @@ class Training:
     """`bfloat16`: linear and convolutional layers compute in it; weights, optimizer and BatchNorm do not."""
     correct: Correct | None = None
     """What is done to the gradient of each local step, before the optimizer sees it."""
+    forward: Forward | None = None
+    """What the network computes with in each local step, in place of the trained weights; without a quantizer alone."""
     decay: float = 1.0
     """What is left of the first round's rate."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether steps have parts of the algorithm's own, so that clients train one after another."""
+        return self.correct is not None or self.forward is not None
 
     @property
     def rates(self) -> tuple[float, float, float]:
@@ -356,6 +369,8 @@ class About:
     """Whether trits travel, so that bits per trit can be told."""
     central: bool = False
     """All data lies in one place and nothing travels: the baseline."""
+    masks: bool = False
+    """Its model is a seed and a bit for each number of a matrix or kernel, which is 0 or ± one size per layer."""
     frozen: Callable[[Mapping[str, Any]], bool] = lambda settings: False
     """Of its settings as a plain table: whether they keep all trits as they are on purpose, as a control."""
     before: Mapping[str, Any] = field(default_factory=dict)

@@ -48,7 +48,11 @@ def run(
     file: Annotated[Path | None, typer.Argument(help="An experiment as TOML; without one, all defaults.")] = None,
     dataset: Annotated[str | None, typer.Option(help="digits, mnist, cifar10 or module:function.")] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="tfedavg, fedavg, cmfl, stc, topk, signsgd_ef, centralized or module:function.")
+        str | None,
+        typer.Option(
+            help="tfedavg, fedavg, fedpaq, eden, stc, topk, signsgd_ef, fedbat, fedpm, cmfl, fedprox, fedopt, "
+            "centralized or module:function."
+        ),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Named settings of the algorithm, for example `paper`.")] = None,
     model: Annotated[str | None, typer.Option(help="mlp, cnn, resnet18 or module:function.")] = None,

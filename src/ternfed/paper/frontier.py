@@ -1,6 +1,6 @@
 """Accuracy against bytes: which runs are compared, who is on the front, what a budget buys (docs/frontier.md).
 
-Only rows that say `shows = ["frontier"]` are points. They are compared where `cell_of` agrees: the same data, network,
+Only rows that show one of `SHOWING` are points. They are compared where `cell_of` agrees: the same data, network,
 partition, clients, participation, rounds and local epochs. A run whose settings are not its row's is left out.
 """
 
@@ -18,6 +18,8 @@ from ternfed.paper.belonging import belonging, usual
 from ternfed.paper.controls import cell_of, place_of
 from ternfed.paper.groups import Group, Spread, shown_score
 
+SHOWING = ("frontier", "shakespeare")
+"""Of what rows show, what makes them points."""
 NEAR = 0.3
 """Points of accuracy that count as equal."""
 BELOW = (5, 2, 0)
@@ -94,6 +96,15 @@ class Contest:
         scale = [step * 10.0**power for power in range(16) for step in STEPS]
         middle = min(range(1, len(scale) - 1), key=lambda place: abs(math.log(scale[place] / median)))
         return tuple(scale[middle - 1 : middle + 2])
+
+
+def worthwhile(contest: Contest) -> tuple[Point, ...]:
+    """Of the front, the points that are more than `NEAR` better than what fewer bytes buy; accuracies only."""
+    chosen: list[Point] = []
+    for point in contest.front:
+        if point.group.measure.percent and (not chosen or point.goodness > chosen[-1].goodness + NEAR):
+            chosen.append(point)
+    return tuple(chosen)
 
 
 @dataclass(frozen=True)
@@ -182,7 +193,8 @@ def protocol_of(group: Group) -> str | None:
 
 def _shown(groups: Sequence[Group]) -> Iterator[Group]:
     """The finished runs that are meant to be points."""
-    return (group for group in belonging(groups, "frontier") if group.finished and not group.central)
+    named = (group for group in groups if group.shows(*SHOWING))
+    return (group for group in named if group.finished and not group.central)
 
 
 def _is_its_row(group: Group) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
-from ternfed.paper.frontier import NEAR, Contest, Point, contests, left_out, matches, protocol_of
+from ternfed.paper.frontier import NEAR, Contest, Point, contests, left_out, matches, protocol_of, worthwhile
 from ternfed.paper.groups import Group
 from ternfed.paper.rows import SHOWN
 from ternfed.report.chapter import Chapter, Part
 from ternfed.report.frontier_figure import picture
 from ternfed.report.frontier_tables import READING, megabytes, sheets_of
-from ternfed.report.labels import clients_label, comparison_of, point_labels, rounds_label
+from ternfed.report.labels import algorithm_label, clients_label, comparison_of, point_labels, rounds_label
 from ternfed.report.style import slug
 
 
@@ -58,6 +59,8 @@ def sentences(contest: Contest, labels: Sequence[str]) -> Iterator[str]:
         return f"{names[id(point)]} ({score}, {megabytes(point.total)} MB)"
 
     yield f"On the front, from the fewest bytes to the most: {'; '.join(map(told, contest.front))}."
+    if choices := worthwhile(contest):
+        yield _choosing(contest, choices, names)
     pairs = matches(contest)
     if not pairs:
         return
@@ -81,6 +84,21 @@ def sentences(contest: Contest, labels: Sequence[str]) -> Iterator[str]:
             f"No point of T-FedAvg is within {NEAR:g} points of the most accurate rival, {told(best)}; the nearest is "
             f"{best.goodness - closest.goodness:.2f} below."
         )
+
+
+def _choosing(contest: Contest, choices: Sequence[Point], names: Mapping[int, str]) -> str:
+    """Which one to use: the cheapest for each accuracy that is worth its bytes."""
+
+    def when(place: int, point: Point) -> str:
+        score, need = f"{point.score.mean:.1f}%", "are enough" if place == 0 else "must be reached"
+        return f"{names[id(point)]} when {score} {need} ({megabytes(point.total)} MB)"
+
+    used = "; ".join(when(place, point) for place, point in enumerate(choices))
+    front = {point.group.algorithm for point in contest.front}
+    told = [point.group.algorithm for point in contest.points if math.isfinite(point.goodness)]
+    never = dict.fromkeys(algorithm_label(name) for name in told if name not in front)
+    others = f" Not on the front with any point: {', '.join(never)}." if never else ""
+    return f"Use {used}. More bytes than the last buy at most {NEAR:g} points.{others}"
 
 
 def _protocol(contest: Contest) -> str:

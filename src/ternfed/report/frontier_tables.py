@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ternfed.paper.frontier import Contest, Point, bytes_to_reach, score_within
 from ternfed.paper.groups import Group
+from ternfed.paper.inference import products
 from ternfed.paper.model_size import model_size
 from ternfed.report.accuracy import accuracy_text, score_heading, seeds_text
 from ternfed.report.choosing import best_rate, judged_text, rate_of
@@ -43,8 +44,11 @@ READING = {
         "Messages: seconds per round, all clients in one process, to make, encode, decode and check all downloads and "
         "uploads (phases broadcast, prepare, upload); compare them on one machine only. Model: the last one as a file, "
         "ternary layers as .tern codes trits of the last round's share of zeros, 4 bytes for every other number, "
-        "without the settings that an export notes beside them. A file may be smaller, because numbers that travelled "
-        "on a grid compress.",
+        "a bit for each weight that a mask keeps or leaves out (FedPM), without the settings that an export notes "
+        "beside them. A file may be smaller, because numbers that travelled on a grid compress. Products: "
+        "multiplications of matrix products and convolutions for one sample. A ternary or masked layer adds and "
+        "subtracts, and multiplies once for each of its outputs; what that is worth in milliseconds depends on the "
+        "runtime (docs/edge.md has what is measured).",
     ),
     "search": (
         "Rates that were tried",
@@ -128,7 +132,7 @@ def _beside(contest: Contest, labels: Sequence[str], name: str) -> Sheet | None:
     """Seconds and model sizes."""
     rows = []
     for point, label in zip(contest.points, labels, strict=True):
-        seconds, weight = exchange_seconds(point), model_size(point.group)
+        seconds, weight, used = exchange_seconds(point), model_size(point.group), products(point.group)
         rows.append(
             (
                 label,
@@ -137,12 +141,15 @@ def _beside(contest: Contest, labels: Sequence[str], name: str) -> Sheet | None:
                 NONE if seconds is None else f"{100 * seconds[0] / seconds[1]:.0f}",
                 NONE if weight is None else f"{weight.own / 1e3:,.1f}",
                 NONE if weight is None else _part(weight.own / weight.float32),
+                NONE if used is None else f"{used.own / 1e6:,.3g}",
+                NONE if used is None else _part(used.own / used.float32),
             )
         )
     if all(cell == NONE for row in rows for cell in row[1:]):
         return None
     headings = (
         "algorithm", "machine", "messages (s per round)", "of the round (%)", "model, at most (kB)", "of float32",
+        "products per sample (million)", "of float32's",
     )  # fmt: skip
     return Sheet(name, READING["beside"][0], headings, tuple(rows), texts=2).without_empty()
 

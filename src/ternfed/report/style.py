@@ -17,7 +17,8 @@ WIDTH = 11.0
 
 COLOURS = {
     "centralized": "#5f6368", "fedavg": "#0072b2", "cmfl": "#009e73", "stc": "#cc79a7", "tfedavg": "#d55e00",
-    "fedpaq": "#2a9fd6", "eden": "#b58900", "signsgd_ef": "#7f3c8d", "topk": "#6b4e16",
+    "fedpaq": "#2a9fd6", "eden": "#b58900", "signsgd_ef": "#7f3c8d", "topk": "#6b4e16", "fedbat": "#3d5a1e",
+    "fedpm": "#8b1e3f",
 }  # fmt: skip
 """The first are Okabe and Ito's: told apart by everybody. The rivals' are dark enough for names in them."""
 OTHERS = ("#e69f00", "#56b4e9", "#8c6d31", "#7f3c8d")

@@ -235,7 +235,7 @@ def conclude(
     holders, broadcasts = keep(state, after.holders, packed, federation.fp32_bytes)
     reached = State(number, server, after.memories, holders, broadcasts, *best)
     algorithm = federation.algorithm
-    codes = _trits(algorithm.reference(algorithm.broadcast(server)))
+    codes = _trits(algorithm.reference(algorithm.broadcast(server)), algorithm)
     travels = 0 if algorithm.central else 1
     outcome = Round(
         round=number,
@@ -255,7 +255,7 @@ def conclude(
         skipped=uploads.skipped,
         dropped=after.dropped,
         strategy=server.strategy,
-        changed=_changed(_trits(broadcast.lent), codes),
+        changed=_changed(_trits(broadcast.lent, algorithm), codes),
         zeros=_zeros(codes),
         layer_bits=traffic.layer_bits(),
         seconds=clock.seconds,
@@ -305,9 +305,10 @@ def _helpers(federation: Federation, number: int) -> Helpers:
     return Helpers(judge, statistics, decays_to, reaches_share)
 
 
-def _trits(lent: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
-    """Those of the tensors that a broadcast gives both sides which are trits; None where none are."""
-    return {name: codes for name, codes in (lent or {}).items() if codes.dtype == torch.int8} or None
+def _trits(lent: Mapping[str, Tensor] | None, algorithm: Algorithm) -> Mapping[str, Tensor] | None:
+    """Those of the tensors that a broadcast gives both sides which are trits of its model; None where none are."""
+    own = {slot.name for schema in algorithm.down for slot in schema.slots}
+    return {name: codes for name, codes in (lent or {}).items() if name in own and codes.dtype == torch.int8} or None
 
 
 def _changed(before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor] | None) -> float | None:

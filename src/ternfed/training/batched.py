@@ -101,8 +101,7 @@ def _is_altered(module: nn.Module) -> bool:
 def trainable_chain(network: Network, training: Training, feed: TrainingData) -> list[Layer] | None:
     """The chain whose steps, as written here, are those of `train_one`; None where they would not be."""
     own_loss = network.task.loss is nn.functional.cross_entropy
-    corrected = training.correct is not None
-    if not own_loss or corrected or training.precision != "float32" or feed.augment is not None:
+    if not own_loss or training.one_by_one or training.precision != "float32" or feed.augment is not None:
         return None
     return chain_of(network.model, feed.samples.inputs.shape[1:])
 

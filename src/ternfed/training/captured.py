@@ -53,8 +53,10 @@ class CapturedTrainer:
         compiled: bool = False,
     ) -> None:
         """`compiled` puts full batches through `torch.compile`: a minute once, for fewer kernels in every step."""
-        if training.correct is not None:
-            raise ValueError("the gradients of local steps are corrected in plain training alone: use train_one")
+        if training.one_by_one:
+            raise ValueError(
+                "steps that are corrected, or use weights of their own, are for plain training alone: use train_one"
+            )
         self._network, self._training, self._feed = network, training, feed
         self._side_by_side, self._compiled = side_by_side, compiled
         self._device: _OnDevice | None = None

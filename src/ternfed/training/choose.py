@@ -1,7 +1,7 @@
 """The fastest way that this machine has to train several clients of a network.
 
 All clients at once where the network is a chain of linear layers (`batched`), a captured graph on a GPU (`captured`),
-and otherwise one client after another (`plain`), as well as where the algorithm corrects the gradients of local steps.
+and otherwise one client after another (`plain`), as well as where local steps have parts of the algorithm's own.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def trainer_for(network: Network, training: Training, feed: TrainingData) -> Tra
     """The fastest trainer there is that gives what `train_one` gives."""
     if trainable_chain(network, training, feed) is not None:
         return Trainer("batched", lambda works: train_batched(network, training, feed, works))
-    if feed.samples.inputs.device.type == "cuda" and training.correct is None:
+    if feed.samples.inputs.device.type == "cuda" and not training.one_by_one:
         return Trainer("captured", CapturedTrainer(network, training, feed).train)
     there = placed(network, feed.samples.inputs.device)
     return Trainer("plain", lambda works: (train_one(there, training, feed, work) for work in works))

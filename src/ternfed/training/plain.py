@@ -21,14 +21,19 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
     factors = {name: tensor.to(device, copy=True).requires_grad_() for name, tensor in local.factors.items()}
     buffers = {name: tensor.to(device, copy=True) for name, tensor in local.buffers.items()}
     optimizers = make_optimizers(training, leaves, factors, work.rates)
+    started = replace(local, weights={name: tensor.to(device) for name, tensor in local.weights.items()})
     moving = [*leaves.values(), *factors.values()]
     model = placed(network, device).model
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(work.seed)
-        for epoch, order, offsets, flips in work.steps(training.batch):
+        steps = list(work.steps(training.batch))
+        for number, (epoch, order, offsets, flips) in enumerate(steps):
             inputs, labels = feed.batch(order, offsets, flips)
-            weights = forward_weights(training, leaves, factors, local, epoch)
+            if training.forward is None:
+                weights = forward_weights(training, leaves, factors, local, epoch)
+            else:
+                weights = training.forward(leaves, factors, started, number / len(steps))
             with computing_in(training.precision, device):
                 outputs = functional_call(model, {**weights, **buffers}, (inputs,))
                 loss = network.task.loss(outputs, labels)
@@ -36,7 +41,7 @@ def train_one(network: Network, training: Training, feed: TrainingData, work: Wo
                 optimizer.zero_grad()
             loss.backward(inputs=moving)  # type: ignore[no-untyped-call]
             if training.correct is not None:
-                _correct(training.correct, leaves, local)
+                _correct(training.correct, leaves, started)
             for optimizer in optimizers:
                 optimizer.step()
             if training.clip is not None:

@@ -79,7 +79,7 @@ def test_a_client_whose_frozen_weights_are_not_the_servers_is_told_so() -> None:
         open_site(server.with_settings(["seed=5"]), setup, load("digits"), digest)
 
 
-@pytest.mark.parametrize("name", ["tfedavg", "stc", "topk", "signsgd_ef", "fedpaq", "eden"])
+@pytest.mark.parametrize("name", ["tfedavg", "stc", "topk", "signsgd_ef", "fedpaq", "eden", "fedbat", "fedpm"])
 def test_clients_that_sit_rounds_out_are_told_by_what_they_still_hold(tmp_path: Path, name: str) -> None:
     federation = open_digits(small(5, 6, f"algorithm.name={name}", "federation.participation=0.4"))
     state, ages = federation.open(), set()
