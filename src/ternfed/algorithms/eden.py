@@ -57,7 +57,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     """FedPAQ with rotated uploads."""
     bits = settings.bits_up
     small = fedpaq.Settings(
-        settings.rest_bits_up, settings.bits_down, settings.finest_bits, settings.statistics
+        settings.rest_bits_up, settings.bits_down, settings.statistics, settings.finest_bits
     )
     base = fedpaq.algorithm(network, training, small)
     shapes = {name: tuple(tensor.shape) for name, tensor in network.weights().items()}

@@ -47,9 +47,9 @@ class Settings:
     FedAvg has them."""
     bits_down: int | None = 4
     """Of each number of a broadcast: its change since the last one, rounded to nearest. "none": floats."""
+    statistics: Statistics = Statistics.AVERAGE
     finest_bits: int = FINEST
     """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
-    statistics: Statistics = Statistics.AVERAGE
 
     def __post_init__(self) -> None:
         for key in ("bits_up", "bits_down"):
