@@ -23,8 +23,13 @@ class Measure(Enum):
     OVER_TUNED = "points of accuracy above FedAvg at its best rate"
     OVER_FEDAVG = "points of accuracy above FedAvg"
     OVER_FROZEN = "points of accuracy above the same with trits that never change"
-    UPLOADS = "how many times fewer bytes up than FedAvg"
-    DOWNLOADS = "how many times fewer bytes down than FedAvg"
+    UPLOADS = "how many times fewer bytes up than float32"
+    DOWNLOADS = "how many times fewer bytes down than float32"
+
+    @property
+    def way(self) -> Literal["up", "down"] | None:
+        """The direction of an aim for bytes."""
+        return {Measure.UPLOADS: "up", Measure.DOWNLOADS: "down"}.get(self)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -73,19 +78,24 @@ class Aim:
     @property
     def points(self) -> Spread | None:
         """Of an aim for accuracy: the difference, seed by seed; None where it was not run."""
-        if self.tfedavg is None or self.other is None or self._is_size:
+        if self.tfedavg is None or self.other is None or self.measure.way:
             return None
         return difference(self.tfedavg, self.other)
 
     @property
     def reached(self) -> float | None:
         """What came out; None where it was not run."""
-        if self._is_size:
-            if self.tfedavg is None or self.other is None or not self.tfedavg.length:
-                return None
-            return times_smaller(self.tfedavg, self.other, "up" if self.measure is Measure.UPLOADS else "down")
+        if way := self.measure.way:
+            return None if self.tfedavg is None or not self.tfedavg.length else self.tfedavg.compression(way)
         points = self.points
         return None if points is None else points.mean
+
+    @property
+    def of_fedavg(self) -> float | None:
+        """Of an aim for bytes: how many times fewer than FedAvg really sent, whose floats are compressed too."""
+        if not (way := self.measure.way) or self.reached is None or self.tfedavg is None or self.other is None:
+            return None
+        return times_smaller(self.tfedavg, self.other, way)
 
     @property
     def seeds(self) -> int:
@@ -99,10 +109,6 @@ class Aim:
     def holds(self) -> bool:
         """Whether it was reached, by the seeds that there are."""
         return self.reached is not None and self.reached >= self.needed - ROUNDING
-
-    @property
-    def _is_size(self) -> bool:
-        return self.measure in (Measure.UPLOADS, Measure.DOWNLOADS)
 
 
 def aims(groups: Sequence[Group]) -> list[Aim]:

@@ -22,8 +22,9 @@ def targets(groups: Sequence[Group]) -> Sheet | None:
     notes = (
         "Accuracies in percent on test data after the last round, mean over all seeds of a row; margins in points, "
         "taken seed by seed over the seeds that both rows have, ± their standard deviation. Seeds: of the margin, and "
-        "how many are meant. Bytes over the whole run, all layers and headers counted, against what FedAvg's float32 "
-        "messages really took. Only runs of the same rounds and epochs are compared.",
+        "how many are meant. Bytes over the whole run, all layers and headers counted, against the same messages in "
+        "float32, four bytes per number; in brackets, against what FedAvg really sent, whose floats are compressed "
+        "without loss. Only runs of the same rounds and epochs are compared.",
     )
     return Sheet("targets", "Targets of this implementation", headings, rows, texts=3, notes=notes)
 
@@ -45,21 +46,20 @@ def _needed(aim: Aim) -> str:
         case Measure.OVER_FROZEN:
             return f"at least frozen {points}"
         case Measure.UPLOADS:
-            return f"up at most 1/{aim.needed:g} of FedAvg's bytes"
+            return f"up at most 1/{aim.needed:g} of float32"
         case Measure.DOWNLOADS:
-            return f"down at most 1/{aim.needed:g} of FedAvg's bytes"
+            return f"down at most 1/{aim.needed:g} of float32"
 
 
 def _amounts(aim: Aim) -> tuple[str, str, str]:
     """Who it is compared with, its own and T-FedAvg's."""
-    name = NONE if aim.other is None else method_label(aim.other)
-    pair = (aim.other, aim.tfedavg)
-    if aim.measure in (Measure.UPLOADS, Measure.DOWNLOADS):
-        place = 0 if aim.measure is Measure.UPLOADS else 1
-        other, own = (NONE if group is None else f"{sent(group)[place] / 8e6:,.2f} MB" for group in pair)
-    else:
-        other, own = (NONE if group is None else accuracy_text(group) for group in pair)
-    return name, other, own
+    if way := aim.measure.way:
+        if aim.tfedavg is None or aim.reached is None:
+            return "float32", NONE, NONE
+        own = sent(aim.tfedavg)[("up", "down").index(way)] / 8e6
+        return "float32", f"{own * aim.reached:,.2f} MB", f"{own:,.2f} MB"
+    other, own_text = (NONE if group is None else accuracy_text(group) for group in (aim.other, aim.tfedavg))
+    return NONE if aim.other is None else method_label(aim.other), other, own_text
 
 
 def _verdict(aim: Aim) -> tuple[str, str, str]:
@@ -70,7 +70,8 @@ def _verdict(aim: Aim) -> tuple[str, str, str]:
     enough = aim.seeds >= aim.target.seeds
     seeds = str(aim.seeds) if enough else f"{aim.seeds} of {aim.target.seeds}"
     if points is None:
-        margin, missed = f"1/{value:.1f}", f"missed: 1/{value:.1f}"
+        as_sent = "" if aim.of_fedavg is None else f" (1/{aim.of_fedavg:.1f})"
+        margin, missed = f"1/{value:.1f}{as_sent}", f"missed: 1/{value:.1f}"
     else:
         margin, missed = points.text(sign="+"), f"missed by {aim.needed - value:.2f}"
     return margin, seeds, missed if not aim.holds else "reached" if enough else "reached so far"
