@@ -123,7 +123,7 @@ class Row:
 
     def experiment(self, seed: int = 0, settings: Sequence[str] = ()) -> Experiment:
         """Its experiment with one of its seeds; `settings` (`key=value`) override what the file says."""
-        given = Experiment.from_table({"name": self.name, **self.settings})
+        given = Experiment.from_table({**self.settings, "name": self.name})
         return given.with_settings([f"seed={seed}", *settings])
 
 
