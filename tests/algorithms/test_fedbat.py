@@ -44,7 +44,7 @@ class TestBinarization:
         drawn = torch.tensor([0.59, 0.61, 0.24, 0.26, 0.999, 0.0])
         assert ups(update, step, drawn).tolist() == [1, 0, 1, 0, 1, 0]
 
-    def test_its_derivatives_are_those_of_the_paper_by_hand(self) -> None:
+    def test_its_derivatives_by_hand(self) -> None:
         """To the update: 1 inside [-α, α], else 0. To α: what the draw added, in steps, inside; the sign beyond."""
         update = torch.tensor([0.02, -0.05, 0.2, -0.3], requires_grad=True)
         step = torch.tensor(0.1, requires_grad=True)

@@ -287,15 +287,14 @@ class TestChapter:
         assert chapter is not None
         assert (
             "Use T-FedAvg, all layers when 90.0% are enough (0.900 MB); T-FedAvg, inner layers when 95.8% must be "
-            "reached (9.00 MB). More bytes than the last buy at most 0.3 points. Not on the front with any point: "
-            "Top-k."
+            "reached (9.00 MB). More bytes buy at most 0.3 points. Not on the front with any point: Top-k."
         ) in chapter.parts[0].texts
 
     def test_products_of_the_trained_model_stand_beside_its_size(self, sheets: dict[str, Sheet]) -> None:
         beside = {line[0]: line[-2:] for line in sheets["beside"].rows}
-        assert sheets["beside"].headings[-2:] == ("products per sample (million)", "of float32's")
-        assert beside["FedAvg, tuned"] == ("0.0243", "1")
-        assert beside["T-FedAvg, all layers"] == ("6e-05", "1/405")
+        assert sheets["beside"].headings[-2:] == ("products per sample (thousand)", "of float32's")
+        assert beside["FedAvg, tuned"] == ("24.3", "1")
+        assert beside["T-FedAvg, all layers"] == ("0.0600", "1/405")
 
     def test_what_was_left_out_is_named_even_where_nothing_is_left(self, results: Path, rows: dict[str, Row]) -> None:
         changed = {**rows, "own": row("own", {**TFEDAVG, "algorithm": {"name": "tfedavg", "factor": 0.5}})}

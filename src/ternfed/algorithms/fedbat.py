@@ -110,7 +110,7 @@ def _step(factor: Tensor, rho: float) -> Tensor:
 
 
 class _Binarize(torch.autograd.Function):
-    """±α at random, with the derivatives of the paper's eq. for the update and for α."""
+    """±α at random, with the authors' derivatives for the update and for α."""
 
     @staticmethod
     def forward(ctx: Any, update: Tensor, step: Tensor, drawn: Tensor) -> Tensor:

@@ -98,7 +98,8 @@ def _choosing(contest: Contest, choices: Sequence[Point], names: Mapping[int, st
     told = [point.group.algorithm for point in contest.points if math.isfinite(point.goodness)]
     never = dict.fromkeys(algorithm_label(name) for name in told if name not in front)
     others = f" Not on the front with any point: {', '.join(never)}." if never else ""
-    return f"Use {used}. More bytes than the last buy at most {NEAR:g} points.{others}"
+    more = f" More bytes buy at most {NEAR:g} points." if contest.front[-1] is not choices[-1] else ""
+    return f"Use {used}.{more}{others}"
 
 
 def _protocol(contest: Contest) -> str:

@@ -141,7 +141,7 @@ def _beside(contest: Contest, labels: Sequence[str], name: str) -> Sheet | None:
                 NONE if seconds is None else f"{100 * seconds[0] / seconds[1]:.0f}",
                 NONE if weight is None else f"{weight.own / 1e3:,.1f}",
                 NONE if weight is None else _part(weight.own / weight.float32),
-                NONE if used is None else f"{used.own / 1e6:,.3g}",
+                NONE if used is None else _amount(used.own / 1e3),
                 NONE if used is None else _part(used.own / used.float32),
             )
         )
@@ -149,7 +149,7 @@ def _beside(contest: Contest, labels: Sequence[str], name: str) -> Sheet | None:
         return None
     headings = (
         "algorithm", "machine", "messages (s per round)", "of the round (%)", "model, at most (kB)", "of float32",
-        "products per sample (million)", "of float32's",
+        "products per sample (thousand)", "of float32's",
     )  # fmt: skip
     return Sheet(name, READING["beside"][0], headings, tuple(rows), texts=2).without_empty()
 
