@@ -129,6 +129,9 @@ def fill(table: Mapping[str, Any]) -> Table:
     _fill_metric(filled["task"], given["task"])
     if not is_text(dataset) and filled["data"].get("length") == "none":
         del filled["data"]["length"]
+    own_number = "clients" in {**BY_DATASET.get(dataset, {}).get("federation", {}), **given["federation"]}
+    if filled["data"]["partition"] == "natural" and not own_number:
+        filled["federation"]["clients"] = 0  # counted in the data
     clients = filled["federation"]["clients"]
     if "participation" not in given["federation"] and isinstance(clients, int) and clients >= 1:
         # A few clients of a data set that usually has many: one of them takes part.

@@ -83,6 +83,7 @@ class FederationSettings:
     """N clients, of which λN take part in a round."""
 
     clients: int
+    """0: as many as the data has by nature."""
     participation: float
     rounds: int
     aggregate: str = "own"
@@ -93,8 +94,11 @@ class FederationSettings:
     def __post_init__(self) -> None:
         check_aggregation(self.aggregate)
         need(0 <= (self.trim or 0) < 0.5, "federation.trim", self.trim, "0 to below 0.5 is allowed")
-        _at_least_one("federation.clients", self.clients)
+        need(self.clients >= 0, "federation.clients", self.clients, "a whole number of at least 1 is allowed")
         _at_least_one("federation.rounds", self.rounds)
+        if self.clients == 0:
+            need(0 < self.participation <= 1, "federation.participation", self.participation, "up to 1 is allowed")
+            return
         # The last bit of a quotient such as 1/49 must not decide.
         possible = self.clients * self.participation >= 1 - 1e-9 and self.participation <= 1
         range_ = f"1/{self.clients} to 1 is allowed with clients = {self.clients}, at least one client per round"

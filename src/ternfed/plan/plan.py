@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ternfed import draws
 from ternfed.algorithms.algorithm import Network
-from ternfed.data.sets import load, without_samples
+from ternfed.data.sets import without_samples
 from ternfed.experiment.experiment import Experiment
 from ternfed.plan.costs import FLIPS, Bytes, Costs, Rehearsed, rehearse
 from ternfed.plan.exported import Exported, exported
@@ -116,7 +116,11 @@ def make_plan(
     if not 0 <= flips <= 1:
         raise ValueError(f"--flips {flips}: a share from 0 to 1 is needed")
     dataset = experiment.data.dataset
-    network = experiment.make_network(without_samples(dataset) or load(dataset, data_folder))
+    data = without_samples(dataset) or experiment.load_data(data_folder)
+    experiment = experiment.counted(data)
+    if not experiment.federation.clients:
+        raise ValueError(f"federation.clients: say how many there are; {dataset} does not")
+    network = experiment.make_network(data)
     settings, link = experiment.federation, link or Link()
     clients, rounds = settings.clients, settings.rounds
     chosen = len(draws.participants(experiment.seed, 1, clients, settings.participation))
