@@ -149,7 +149,9 @@ class Experiment:
 
     def load_data(self, folder: Path | None = None) -> DataSet:
         """Its data set, from where it lies (`data.sets.load`)."""
-        return load(self.data.dataset, folder, self.make_task(), self.data.length or LENGTH)
+        own = self.data
+        tokenizer = None if own.tokenizer is None else Path(own.tokenizer)
+        return load(own.dataset, folder, self.make_task(), own.length or LENGTH, tokenizer)
 
     def counted(self, data: DataSet) -> Experiment:
         """This experiment with the number of clients that the data has by nature, where it does not say how many."""

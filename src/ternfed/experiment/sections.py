@@ -29,7 +29,9 @@ class DataSettings:
     hold_out: float
     """Share of the training samples that stays on the server, to judge models with."""
     length: int | None = None
-    """Characters of a sequence, with text alone."""
+    """Characters or tokens of a sequence, with text alone."""
+    tokenizer: str | None = None
+    """The file of a tokenizer, with text alone; None: characters."""
 
     def __post_init__(self) -> None:
         names = (*(shown(name) for name in DATASETS), *(f"{kind}:FOLDER" for kind in FOLDERS))
@@ -38,9 +40,10 @@ class DataSettings:
         need(0 <= self.hold_out < 1, "data.hold_out", self.hold_out, "0 to below 1 is allowed")
         if is_text(self.dataset):
             need(self.length is not None, "data.length", self.length, "a whole number of at least 1 is needed for text")
+        only = f"has no meaning with dataset = {shown(self.dataset)}, only with text"
+        for key, value in (("data.length", self.length), ("data.tokenizer", self.tokenizer)):
+            need(value is None or is_text(self.dataset), key, value, only)
         if self.length is not None:
-            only = f"has no meaning with dataset = {shown(self.dataset)}, only with text"
-            need(is_text(self.dataset), "data.length", self.length, only)
             _at_least_one("data.length", self.length)
 
 
