@@ -72,7 +72,10 @@ def test_the_task_says_what_targets_are() -> None:
     ("clients", "sentence"),
     [
         ([], "there are no clients"),
-        ([samples(4), (torch.empty(0, 6), torch.empty(0, dtype=torch.int64))], "client 1: has no samples; leave it out"),
+        (
+            [samples(4), (torch.empty(0, 6), torch.empty(0, dtype=torch.int64))],
+            "client 1: has no samples; leave it out",
+        ),
         ({"ward": []}, "client ward: has no samples"),
         ([[torch.zeros(3, 6)]], "client 0: a batch is a Tensor; \\(inputs, targets\\) is needed"),
         ([7], "client 0: is a int"),

@@ -18,7 +18,10 @@ from ternfed.round.federation import open_federation
 
 datasets = pytest.importorskip("datasets", reason="the extra [data]")
 
-LINES = {"HAMLET": "To be, or not to be, that is the question: " * 40, "OPHELIA": "Good my lord, how does your honour? " * 30}
+LINES = {
+    "HAMLET": "To be, or not to be, that is the question: " * 40,
+    "OPHELIA": "Good my lord, how does your honour? " * 30,
+}
 
 
 def shakespeare() -> Any:

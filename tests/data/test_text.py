@@ -140,5 +140,5 @@ class TestTokenizers:
             read_text(text_files(tmp_path), "cats", tokenizer=tmp_path / "words.json")
 
     def test_has_no_meaning_without_text(self) -> None:
-        with pytest.raises(ExperimentError, match='data.tokenizer = "a.json": has no meaning with dataset = "digits"'):
+        with pytest.raises(ExperimentError, match=r'data.tokenizer = "a.json": has no meaning with dataset = "digits"'):
             Experiment.from_toml("", ["data.tokenizer=a.json"])

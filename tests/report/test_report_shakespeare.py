@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from run_folders import known_run
-
 from ternfed.data.text import text_files
 from ternfed.paper.groups import collect
 from ternfed.paper.reproduce import DataSets, run_cell
@@ -21,7 +20,9 @@ def known(path: Path, name: str, scores: tuple[float, ...], up: int, down: int) 
     """One run of a row per seed, two rounds long in its record but finished by its settings."""
     for seed, score in enumerate(scores):
         own = ROWS[name].experiment(seed, ["federation.rounds=2"])
-        known_run(path / name / f"seed-{seed}", own, [{"score": s, "bytes_up": up, "bytes_down": down} for s in (0.1, score)])
+        known_run(
+            path / name / f"seed-{seed}", own, [{"score": s, "bytes_up": up, "bytes_down": down} for s in (0.1, score)]
+        )
 
 
 def sheet_of(path: Path) -> Sheet:

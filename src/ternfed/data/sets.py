@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ternfed.data.federated import FEDERATED, load_federated
 from ternfed.data.files import (
     CLIENTS,
     FIELDS,
@@ -23,7 +24,6 @@ from ternfed.data.files import (
     read_parquet,
     save_arrays,
 )
-from ternfed.data.federated import FEDERATED, load_federated
 from ternfed.data.hub import decode_splits, from_hub, open_hub
 from ternfed.data.images import Augment, crop_flip, normalise
 from ternfed.data.text import LENGTH, read_text, text_files
@@ -92,8 +92,8 @@ def load(
     """The data set of that name, or what the user's `module:function` returns: a DataSet, or arrays for `from_arrays`.
 
     MNIST, CIFAR-10 and Shakespeare's roles are looked for in `folder`, else in TERNFED_DATA; the first two then on the
-    hub. `text:FOLDER` holds one `.txt` file per client, in sequences of `length` characters or tokens; `arrays:FOLDER` what
-    `save_arrays` writes; `parquet:FOLDER` the columns `inputs`, `label` and, where it is known, `client`.
+    hub. `text:FOLDER` holds one `.txt` file per client, in sequences of `length` characters or tokens; `arrays:FOLDER`
+    what `save_arrays` writes; `parquet:FOLDER` the columns `inputs`, `label` and, where it is known, `client`.
     """
     if name == "digits":
         return _digits()

@@ -59,9 +59,7 @@ def _by_tokenizer(file: Path) -> tuple[Encode, int]:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise DataMissing(
-            f"data.tokenizer = {file}: needs the extra [text]: pip install 'ternfed[text]'"
-        ) from error
+        raise DataMissing(f"data.tokenizer = {file}: needs the extra [text]: pip install 'ternfed[text]'") from error
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower one

@@ -107,7 +107,9 @@ def samples_for(
     if data is not None and Path(data).suffix in (".npy", ".npz"):
         return _from_arrays(Path(data), task)
     if data is not None and is_text(data) and is_text(str(own)):  # in sequences as the model was trained on
-        return _arrays(Experiment.from_table({**settings, "data": {**settings["data"], "dataset": data}}).load_data().test)
+        return _arrays(
+            Experiment.from_table({**settings, "data": {**settings["data"], "dataset": data}}).load_data().test
+        )
     if data is not None and (data in NAMES or ":" in data):
         return _arrays(load(data, task=task).test)
     if own is None:

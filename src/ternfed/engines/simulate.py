@@ -62,8 +62,8 @@ def federate(
 ) -> Iterator[Round]:
     """Train a model of your own across simulated clients; after each round it holds the global weights.
 
-    `data` is a data set, or what each client has: arrays or any iterable of batches, `DataLoader`s say (`from_clients`);
-    then `test` is what models are judged on.
+    `data` is a data set, or what each client has: arrays or any iterable of batches, a `DataLoader` say
+    (`from_clients`); then `test` is what models are judged on.
 
     `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say. A task is
     given as one of them, `task.name=regression`, or as a value. The logger `ternfed` says, once and as information,

@@ -18,7 +18,7 @@ from ternfed.data.sets import without_samples
 from ternfed.experiment.experiment import Experiment
 from ternfed.plan.costs import FLIPS, Bytes, Costs, Rehearsed, rehearse
 from ternfed.plan.exported import Exported, exported
-from ternfed.plan.memory import ClientMemory, ServerMemory, client_memory, server_memory
+from ternfed.plan.memory import ClientMemory, ServerMemory, client_memory, held, server_memory
 from ternfed.wire import Schema, form_for
 from ternfed.wire.schema import DTYPES
 
@@ -49,6 +49,8 @@ class Layer:
     """Per number, in a typical round."""
     down: str | None
     bits_down: float
+    frozen: bool = False
+    """It is not trained, and so never sent: every side makes it from the seed or reads it from a file."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Plan:
     model: str
     numbers: int
     """Parameters and buffers of the model."""
+    frozen: int
+    """Of which are not trained, and never travel."""
     ternary: int
     """Of which are in ternary layers."""
     layers: tuple[Layer, ...]
@@ -130,11 +134,14 @@ def make_plan(
     if own.algorithm.central:
         raise ValueError(f"algorithm.name = {experiment.algorithm.name}: nothing travels, so there is nothing to plan")
     plain = rehearse(network, fedavg.make_algorithm, clients)
-    fp32_bytes = 4 * own.sample.numbers
+    still = network.frozen_tensors()
+    frozen = sum(tensor.numel() for tensor in still.values())
+    fp32_bytes = 4 * (own.sample.numbers - frozen)
     parameters = dict(network.model.named_parameters())
     return Plan(
         model=experiment.model.name,
         numbers=own.sample.numbers,
+        frozen=frozen,
         ternary=sum(parameters[name].numel() for name in network.ternary),
         layers=_layers(network, own),
         clients=clients,
@@ -144,8 +151,8 @@ def make_plan(
         link=link,
         traffic=_traffic(experiment.algorithm.name, own.costs, link, takes_part),
         fedavg=_traffic("fedavg", plain.costs, link, takes_part),
-        server=server_memory(own, clients, chosen, rounds, fp32_bytes),
-        client=client_memory(own),
+        server=server_memory(own, clients, chosen, rounds, fp32_bytes, held(still)),
+        client=client_memory(own, held(still)),
         exported=exported(own, network),
         flips=flips,
         missed=missed,
@@ -182,6 +189,7 @@ def _layers(network: Network, rehearsed: Rehearsed) -> tuple[Layer, ...]:
             tensor.numel(),
             *_way(name, algorithm.up[0], rehearsed.bits_up),
             *_way(name, algorithm.down[0], rehearsed.bits_down),
+            frozen=name in network.frozen,
         )
         for name, tensor in named.items()
     )

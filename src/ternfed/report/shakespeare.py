@@ -60,6 +60,8 @@ def _cells(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
 
 def _is_its_fedavg(other: Group, group: Group) -> bool:
     """FedAvg with the same network, rounds, epochs and rate."""
-    return other.algorithm == "fedavg" and all(
-        other.settings[section] == group.settings[section] for section in ("data", "federation", "training")
-    ) and other.setting("model", "name") == group.setting("model", "name")
+    return (
+        other.algorithm == "fedavg"
+        and all(other.settings[section] == group.settings[section] for section in ("data", "federation", "training"))
+        and other.setting("model", "name") == group.setting("model", "name")
+    )
