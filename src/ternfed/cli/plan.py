@@ -38,7 +38,9 @@ def plan(
     model: Annotated[str, typer.Argument(help="A built-in network, module:function, or an experiment as TOML.")],
     algorithm: Annotated[str | None, typer.Option(help="tfedavg by default; any that `run` takes.")] = None,
     preset: Annotated[str | None, typer.Option(help="Named settings of the algorithm, for example `paper`.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="For the shape of a sample: digits, mnist, shakespeare, own.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="For the shape of a sample: digits, mnist, shakespeare, own.")
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="N: the number of clients.")] = None,
     participation: Annotated[float | None, typer.Option(help="λ: the share that takes part in each round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
