@@ -158,7 +158,7 @@ class TestHowManyClientsThereAre:
         assert Experiment.from_toml(counted.to_toml()) == counted
 
     def test_is_never_nought_with_another_partition(self) -> None:
-        with pytest.raises(ExperimentError, match="federation.clients = 0: a whole number of at least 1"):
+        with pytest.raises(ExperimentError, match=r"federation.clients = 0: a whole number of at least 1"):
             Experiment.from_toml("", ["federation.clients=0"])
 
     def test_is_obeyed_where_somebody_says_it(self) -> None:
