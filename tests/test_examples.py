@@ -24,6 +24,37 @@ def scores(*command: str) -> list[float]:
     return [float(line[1]) for line in found if line is not None]
 
 
+def test_digits() -> None:
+    found = scores("examples/digits.py", "3")
+    assert len(found) == 3
+    assert found[-1] > 50  # of ten digits, 10 by chance
+
+
+def test_facts() -> None:
+    found = scores("examples/facts.py", "2")
+    assert len(found) == 2
+    assert found[-1] > max(found[0], 80)
+
+
+def test_ink() -> None:
+    found = scores("examples/ink.py", "2")
+    assert len(found) == 2
+    assert found[-1] > max(found[0], 60)
+
+
+def test_own_task() -> None:
+    found = scores("examples/own_task.py", "3")
+    assert len(found) == 3
+    assert found[-1] > 75  # below the mean, which an untrained network gives, lie about 60
+
+
+def test_lora_peft() -> None:
+    pytest.importorskip("peft", reason="an example for those who have it")
+    found = scores("examples/lora_peft.py", "2")
+    assert len(found) == 2
+    assert found[-1] > 70
+
+
 def test_diabetes() -> None:
     found = scores("examples/diabetes.py", "4")
     assert len(found) == 4

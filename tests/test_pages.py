@@ -18,8 +18,14 @@ def examples(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(len(examples(ROOT / "README.md"))))
-def test_the_readmes_python_runs_as_it_stands(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readmes_python_runs_as_it_stands(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = examples(ROOT / "README.md")[number]
+    (tmp_path / "my_texts").mkdir()
+    for name, line in (("cat", "the cat sat on the mat. "), ("dog", "a dog lay by the log. ")):
+        (tmp_path / "my_texts" / f"{name}.txt").write_text(100 * line)
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(code, f"README example {number}", "exec"), names)
     if "federate" in code:

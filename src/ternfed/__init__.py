@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ternfed.data.clients import from_clients as from_clients
     from ternfed.data.sets import from_arrays as from_arrays
     from ternfed.data.sets import from_hub as from_hub
     from ternfed.data.sets import load as load
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ternfed.wire import save_tern as save_tern
 
 _ROOMS = {
+    "data.clients": ("from_clients",),
     "data.sets": ("from_arrays", "from_hub", "load"),
     "experiment.experiment": ("Experiment",),
     "quantize.layers": ("freeze", "parameter_groups", "ternarize_", "ternary_weights"),

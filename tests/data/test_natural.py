@@ -144,3 +144,23 @@ class TestWholeNumbers:
             from_arrays("ids", ids, Y, ids, Y, task=LANGUAGE)
         with pytest.raises(ValueError, match="every target is -100, so nothing counts"):
             from_arrays("ids", ids, ids - 100, ids, ids, task=LANGUAGE)
+
+
+class TestHowManyClientsThereAre:
+    def test_is_counted_in_the_data_where_nobody_says_it(self) -> None:
+        own = Experiment.from_toml("", ["data.dataset=parquet:somewhere", "data.partition=natural"])
+        assert own.federation.clients == 0
+        x = np.zeros((12, 3), np.float32)
+        data = from_arrays("wards", x, np.arange(12) % 2, x, np.arange(12) % 2, clients=np.arange(12) % 4)
+        counted = own.counted(data)
+        assert counted.federation.clients == 4
+        assert counted.counted(data) == counted
+        assert Experiment.from_toml(counted.to_toml()) == counted
+
+    def test_is_never_nought_with_another_partition(self) -> None:
+        with pytest.raises(ExperimentError, match=r"federation.clients = 0: a whole number of at least 1"):
+            Experiment.from_toml("", ["federation.clients=0"])
+
+    def test_is_obeyed_where_somebody_says_it(self) -> None:
+        own = Experiment.from_toml("", ["data.dataset=text:somewhere", "federation.clients=7"])
+        assert own.federation.clients == 7

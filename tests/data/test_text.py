@@ -1,5 +1,6 @@
 """Text as data: characters become ids that stay whole numbers, files become clients, the last tenth is for tests."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from ternfed.data.sets import DataMissing, load, without_samples
 from ternfed.data.text import read_text, text_files, vocabulary
+from ternfed.experiment.experiment import Experiment, ExperimentError
 
 
 def folder_of(tmp_path: Path, **texts: str) -> Path:
@@ -91,3 +93,52 @@ class TestShakespeare:
             load("shakespeare")
         with pytest.raises(DataMissing, match=r"not in .*; name a folder that holds shakespeare"):
             load("shakespeare", tmp_path)
+
+
+class TestTokenizers:
+    @pytest.fixture
+    def tokenizer(self, tmp_path: Path) -> Path:
+        tokenizers = pytest.importorskip("tokenizers", reason="the extra [text]")
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        words = tokenizers.trainers.WordLevelTrainer(special_tokens=["?"])
+        made.train_from_iterator(["the cat sat on the mat"], words)
+        made.save(str(tmp_path / "words.json"))
+        return tmp_path / "words.json"
+
+    def test_tokens_take_the_place_of_characters(self, tmp_path: Path, tokenizer: Path) -> None:
+        (tmp_path / "cat.txt").write_text("the cat sat on the mat " * 20, encoding="utf-8")
+        (tmp_path / "dog.txt").write_text("the dog sat on the log " * 20, encoding="utf-8")
+        settings = [f"data.dataset=text:{tmp_path}", "data.length=6", f"data.tokenizer={tokenizer}"]
+        data = Experiment.from_toml("", settings).load_data()
+        assert data.vocabulary == 6  # five words and what is none
+        assert torch.equal(data.train.inputs[:, 1:], data.train.labels[:, :-1])
+        assert data.clients is not None
+        assert data.clients.unique().tolist() == [0, 1]
+        dog = data.train.inputs[data.clients == 1][0].tolist()
+        assert dog[1] == dog[5] == 0
+        assert dog[0] == dog[4] == int(data.train.inputs[0, 0])
+
+    def test_too_few_tokens_for_a_sequence(self, tmp_path: Path, tokenizer: Path) -> None:
+        (tmp_path / "cat.txt").write_text("the cat sat on the mat", encoding="utf-8")
+        with pytest.raises(ValueError, match=r"cat.txt: its \d training tokens make no sequence of 80"):
+            read_text(text_files(tmp_path), "cats", tokenizer=tokenizer)
+
+    @pytest.mark.parametrize("content", [None, "no JSON"])
+    def test_what_is_no_tokenizer_is_named(self, tmp_path: Path, content: str | None) -> None:
+        pytest.importorskip("tokenizers", reason="the extra [text]")
+        (tmp_path / "cat.txt").write_text("the cat " * 200, encoding="utf-8")
+        if content is not None:
+            (tmp_path / "words.json").write_text(content, encoding="utf-8")
+        with pytest.raises(DataMissing, match=r"data.tokenizer = .*words.json: is no file of a tokenizer"):
+            read_text(text_files(tmp_path), "cats", tokenizer=tmp_path / "words.json")
+
+    def test_without_the_extra_it_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "tokenizers", None)
+        (tmp_path / "cat.txt").write_text("the cat " * 200, encoding="utf-8")
+        with pytest.raises(DataMissing, match=r"needs the extra \[text\]"):
+            read_text(text_files(tmp_path), "cats", tokenizer=tmp_path / "words.json")
+
+    def test_has_no_meaning_without_text(self) -> None:
+        with pytest.raises(ExperimentError, match=r'data.tokenizer = "a.json": has no meaning with dataset = "digits"'):
+            Experiment.from_toml("", ["data.tokenizer=a.json"])

@@ -184,7 +184,7 @@ def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "allowed"),
     [
-        ("data", "dataset", "minst", '"digits", "mnist", "cifar10", "shakespeare", text:FOLDER, arrays:FOLDER, '),
+        ("data", "dataset", "minst", '"mnist", "cifar10", "shakespeare", "flwrlabs/shakespeare", "flwrlabs/femnist", '),
         ("data", "dataset", 5, "text"),
         ("data", "partition", "random", '"iid", "classes", "unbalanced", "dirichlet" or "natural"'),
         ("data", "hold_out", 1, "0 to below 1"),

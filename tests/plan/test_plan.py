@@ -175,3 +175,18 @@ def test_exported_sizes_are_those_of_real_files(tmp_path: Path) -> None:
     assert sizes.onnx == pytest.approx(export(model, tmp_path / "model.onnx").bytes, rel=0.1)
     assert sizes.tern == pytest.approx(export(model, tmp_path / "model.tern").bytes, rel=0.05)
     assert sizes.float32 == pytest.approx(export(model, tmp_path / "model.safetensors").bytes, rel=0.02)
+
+
+def test_what_is_frozen_is_told_and_costs_one_copy_and_no_bytes() -> None:
+    digits = ("data.dataset=digits", "model.name=mlp", "model.hidden=[64, 64]")
+    whole = plan(*digits)
+    part = plan(*digits, 'model.trainable=["linear2", "linear3"]', 'model.ternary=["linear2"]')
+    assert [layer.name for layer in part.layers if layer.frozen] == ["linear1.weight"]
+    first = next(layer for layer in part.layers if layer.frozen)
+    assert (first.up, first.down) == (None, None)
+    assert part.frozen == 64 * 64
+    assert part.numbers == whole.numbers
+    assert part.server.frozen == part.client.frozen == 4 * part.frozen
+    assert part.exported.float32 == whole.exported.float32
+    assert whole.exported.float32 > part.exported.tern > 4 * part.frozen
+    assert part.traffic.up.typical < whole.traffic.up.typical

@@ -95,6 +95,11 @@ class Network:
                 module.training = False
         return model
 
+    def frozen_tensors(self) -> Weights:
+        """The tensors that are not trained, by name: no copies."""
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {name: named[name].detach() for name in self.frozen}
+
     def copied(self, device: torch.device) -> nn.Module:
         """A copy of the model on a device; on the CPU it shares what is frozen, which nobody writes to."""
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}

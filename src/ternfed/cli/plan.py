@@ -35,10 +35,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="mlp, cnn, resnet18, module:function, or an experiment as TOML.")],
+    model: Annotated[str, typer.Argument(help="A built-in network, module:function, or an experiment as TOML.")],
     algorithm: Annotated[str | None, typer.Option(help="tfedavg by default; any that `run` takes.")] = None,
     preset: Annotated[str | None, typer.Option(help="Named settings of the algorithm, for example `paper`.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="For the shape of a sample: digits, mnist, cifar10, own.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="For the shape of a sample: digits, mnist, shakespeare, own.")
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="N: the number of clients.")] = None,
     participation: Annotated[float | None, typer.Option(help="λ: the share that takes part in each round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
@@ -53,7 +55,8 @@ def plan(
 ) -> None:
     """What a federation will cost before anybody trains: layers, bytes, seconds, memory, file sizes.
 
-    MODEL is mlp, cnn, resnet18, module:function, or an experiment as TOML. Settings and defaults are those of `run`.
+    MODEL is mlp, cnn, resnet18, charlstm, chartransformer, module:function, or an experiment as TOML. Settings and
+    defaults are those of `run`.
     """
     flags = locals()
     with answered():
@@ -81,9 +84,10 @@ def _table(made: Plan) -> dict[str, Any]:
 def _show(made: Plan) -> None:
     out = terminal.out
     out.print(terminal.rows_table(("tensor", "shape", "numbers", "up, bits", "down, bits"), _layers(made)))
+    still = f", {made.frozen:,} are frozen and never travel" if made.frozen else ""
     _say(
         f"{made.model}: {made.numbers:,} numbers, {terminal.share(made.ternary / made.numbers)} of them in ternary "
-        f"layers; {made.clients} clients, {made.per_round} per round, {made.rounds} rounds"
+        f"layers{still}; {made.clients} clients, {made.per_round} per round, {made.rounds} rounds"
     )
     headings = ("per client", "up", "down", "s up", "s down", f"{made.takes_part} rounds")
     out.print(terminal.rows_table(headings, (*_rows(made.traffic, CASES), *_rows(made.fedavg, ("typical",)))))
@@ -91,7 +95,8 @@ def _show(made: Plan) -> None:
     for sentence in _assumed(made):
         _say(sentence)
     for where, memory in (("server", made.server), ("client", made.client)):
-        parts = ", ".join(f"{field.name} {size(getattr(memory, field.name))}" for field in fields(memory))
+        sizes = {field.name: getattr(memory, field.name) for field in fields(memory)}
+        parts = ", ".join(f"{name} {size(count)}" for name, count in sizes.items() if count or name != "frozen")
         _say(f"Memory on the {where}: {size(memory.total)} ({parts})")
     files = made.exported
     _say(f"Exported: .tern {size(files.tern)}, ONNX {size(files.onnx)}, float32 {size(files.float32)}")
@@ -99,12 +104,12 @@ def _show(made: Plan) -> None:
 
 def _layers(made: Plan) -> Iterator[tuple[str, ...]]:
     """Matrices and kernels one by one; of all else, those that travel alike together."""
-    alike: dict[tuple[str | None, str | None], list[Layer]] = {}
+    alike: dict[tuple[str | None, str | None, bool], list[Layer]] = {}
     for each in made.layers:
         if len(each.shape) > 1:
             yield _layer(each.name, _shape(each.shape), [each])
         else:
-            alike.setdefault((each.up, each.down), []).append(each)
+            alike.setdefault((each.up, each.down, each.frozen), []).append(each)
     for several in alike.values():
         name = several[0].name if len(several) == 1 else f"{len(several)} vectors and single numbers"
         yield _layer(name, _shape(several[0].shape) if len(several) == 1 else "", several)
@@ -116,7 +121,8 @@ def _layer(name: str, shape: str, several: Sequence[Layer]) -> tuple[str, ...]:
     for key in ("up", "down"):
         bits = sum(getattr(each, f"bits_{key}") * each.numbers for each in several) / max(numbers, 1)
         kind = getattr(several[0], key)
-        ways.append("not sent" if kind is None else f"{kind} {bits:.2f}")
+        unsent = "frozen" if several[0].frozen else "not sent"
+        ways.append(unsent if kind is None else f"{kind} {bits:.2f}")
     return name, shape, f"{numbers:,}", *ways
 
 

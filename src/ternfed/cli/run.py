@@ -120,6 +120,7 @@ def _run_one(
 
     check_device(device)
     federation = open_federation(experiment, experiment.load_data(data), device)
+    experiment = federation.experiment
     target, past, coming = record_into(folder, federation, device, resume=resume, overwrite=overwrite)
     with target, answered(begun=True, interrupted=GOES_ON):
         total = experiment.federation.rounds

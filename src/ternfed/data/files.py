@@ -171,7 +171,7 @@ def cached(name: str, sources: Iterable[Path], decode: Callable[[], Arrays]) -> 
     path = cache_folder() / f"{name}-{digest.hexdigest()}.npz"
     try:
         with np.load(path) as stored:
-            return {field: stored[field] for field in FIELDS}
+            return {field: stored[field] for field in (*FIELDS, *(n for n in stored.files if n not in FIELDS))}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass
     arrays = decode()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ternfed.data.federated import FEDERATED, load_federated
 from ternfed.data.files import (
     CLIENTS,
     FIELDS,
@@ -72,7 +73,7 @@ _KNOWN = {
 
 CLASSES = {"digits": 10, **dict.fromkeys(_KNOWN, 10)}
 """How many classes those of them have that have any."""
-NAMES = (*CLASSES, "shakespeare")
+NAMES = (*CLASSES, "shakespeare", *FEDERATED)
 FOLDERS = ("text", "arrays", "parquet")
 """Kinds of folders, for `kind:FOLDER`."""
 DIGITS = (1, 8, 8)
@@ -81,22 +82,30 @@ SHAKESPEARE = 75
 """Characters of the training parts of all roles, and one for any other."""
 
 
-def load(name: str, folder: Path | None = None, task: Task = CLASSIFICATION, length: int = LENGTH) -> DataSet:
+def load(
+    name: str,
+    folder: Path | None = None,
+    task: Task = CLASSIFICATION,
+    length: int = LENGTH,
+    tokenizer: Path | None = None,
+) -> DataSet:
     """The data set of that name, or what the user's `module:function` returns: a DataSet, or arrays for `from_arrays`.
 
     MNIST, CIFAR-10 and Shakespeare's roles are looked for in `folder`, else in TERNFED_DATA; the first two then on the
-    hub. `text:FOLDER` holds one `.txt` file per client, in sequences of `length` characters; `arrays:FOLDER` what
-    `save_arrays` writes; `parquet:FOLDER` the columns `inputs`, `label` and, where it is known, `client`.
+    hub. `text:FOLDER` holds one `.txt` file per client, in sequences of `length` characters or tokens; `arrays:FOLDER`
+    what `save_arrays` writes; `parquet:FOLDER` the columns `inputs`, `label` and, where it is known, `client`.
     """
     if name == "digits":
         return _digits()
     if name in _KNOWN:
         return _known(name, _KNOWN[name], folder)
     if name == "shakespeare":
-        return read_text(text_files(_shakespeare(folder)), name, length)
+        return read_text(text_files(_shakespeare(folder)), name, length, tokenizer)
+    if name in FEDERATED:
+        return load_federated(name, _place(name, folder))
     kind, colon, place = name.partition(":")
     if kind in FOLDERS and colon:
-        return _from_folder(kind, Path(place), task, length)
+        return _from_folder(kind, Path(place), task, length, tokenizer)
     if colon:
         return _own(name, task)
     kinds = ", ".join(f"{kind}:FOLDER" for kind in FOLDERS)
@@ -113,6 +122,9 @@ def without_samples(name: str) -> DataSet | None:
     if name == "shakespeare":
         ids = torch.empty(0, LENGTH, dtype=torch.int64)
         return DataSet(name, Samples(ids, ids), Samples(ids, ids), SHAKESPEARE, (0.0,), (1.0,), vocabulary=SHAKESPEARE)
+    if name == "flwrlabs/femnist":
+        pictures = Samples(torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64))
+        return DataSet(name, pictures, pictures, 62, (0.0,), (1.0,))
     shape = DIGITS if name == "digits" else _KNOWN[name].shape if name in _KNOWN else None
     if shape is None:
         return None
@@ -133,12 +145,12 @@ def _shakespeare(folder: Path | None) -> Path:
     )
 
 
-def _from_folder(kind: str, place: Path, task: Task, length: int) -> DataSet:
+def _from_folder(kind: str, place: Path, task: Task, length: int, tokenizer: Path | None) -> DataSet:
     name = f"{kind}:{place}"
     if not place.is_dir():
         raise DataMissing(f"dataset = {name}: there is no such folder")
     if kind == "text":
-        return read_text(text_files(place), name, length)
+        return read_text(text_files(place), name, length, tokenizer)
     arrays = read_arrays(place) if kind == "arrays" else read_columns(place)
     return from_arrays(name, *(arrays[field] for field in FIELDS), task=task, clients=arrays.get(CLIENTS))
 

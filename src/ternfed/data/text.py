@@ -1,47 +1,75 @@
-"""Text as sequences of characters: a folder with one `.txt` file per client.
+"""Text as sequences of characters, or of a tokenizer's tokens: a folder with one `.txt` file per client.
 
 The last tenth of each file is test data. The vocabulary is that of all training parts, sorted; its first id, 0, stands
-for any other character. A sequence is `length` characters, its targets the characters that follow them one by one. What
-is left at the end of a part, fewer characters than a sequence needs, is not used.
+for any other character. A tokenizer's file (`tokenizers`, JSON) brings its own. A sequence is `length` characters or
+tokens, its targets those that follow them one by one. What is left at the end of a part, fewer than a sequence needs,
+is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from ternfed.data.values import DataMissing, DataSet, Samples
 
+_Letters: TypeAlias = "np.ndarray[Any, Any]"
+Encode: TypeAlias = Callable[[_Letters], _Letters]
+"""Characters ─▶ ids."""
+
 LENGTH = 80
 """Characters of a sequence, as in the first experiments with Shakespeare's roles (McMahan et al. 2017)."""
 
 
-def read_text(files: Sequence[Path], name: str, length: int = LENGTH) -> DataSet:
+def read_text(files: Sequence[Path], name: str, length: int = LENGTH, tokenizer: Path | None = None) -> DataSet:
     """The data set of these files, one per client in this order."""
     parts = {file: _cut(_characters(file)) for file in files}
-    known = np.unique(np.concatenate([train for train, _ in parts.values()]))
+    unit = "characters" if tokenizer is None else "tokens"
+    encode, count = _by_characters(parts.values()) if tokenizer is None else _by_tokenizer(tokenizer)
     train, test, owners = [], [], []
     for client, (file, (first, last)) in enumerate(parts.items()):
-        pieces = _sequences(_ids(first, known), length)
+        ids = encode(first)
+        pieces = _sequences(ids, length)
         if len(pieces) == 0:
             raise ValueError(
-                f"{file}: its {len(first)} training characters make no sequence of {length}; leave the file out, "
+                f"{file}: its {len(ids)} training {unit} make no sequence of {length}; leave the file out, "
                 "or lower data.length"
             )
         train.append(pieces)
-        test.append(_sequences(_ids(last, known), length))
+        test.append(_sequences(encode(last), length))
         owners.append(np.full(len(pieces), client, np.int64))
     held = np.concatenate(test)
     if len(held) == 0:
         raise ValueError(f"{name}: no file's last tenth makes a sequence of {length}; lower data.length")
     clients = torch.from_numpy(np.concatenate(owners))
     samples, tests = _samples(np.concatenate(train)), _samples(held)
-    count = len(known) + 1
     return DataSet(name, samples, tests, count, (0.0,), (1.0,), clients=clients, vocabulary=count)
+
+
+def _by_characters(parts: Iterable[tuple[_Letters, _Letters]]) -> tuple[Encode, int]:
+    known = np.unique(np.concatenate([train for train, _ in parts]))
+    return lambda characters: ids_of(characters, known), len(known) + 1
+
+
+def _by_tokenizer(file: Path) -> tuple[Encode, int]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise DataMissing(f"data.tokenizer = {file}: needs the extra [text]: pip install 'ternfed[text]'") from error
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower one
+        raise DataMissing(f"data.tokenizer = {file}: is no file of a tokenizer ({error})") from error
+
+    def encode(characters: _Letters) -> _Letters:
+        text = characters.astype("<u4").tobytes().decode("utf-32-le")
+        return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+
+    return encode, int(tokenizer.get_vocab_size())
 
 
 def vocabulary(files: Sequence[Path]) -> str:
@@ -73,7 +101,8 @@ def _cut(characters: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.nda
     return characters[:at], characters[at:]
 
 
-def _ids(characters: np.ndarray[Any, Any], known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def ids_of(characters: np.ndarray[Any, Any], known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The place of each character among the known ones, from 1 on; 0 for any other."""
     places = np.searchsorted(known, characters).clip(max=len(known) - 1)
     return np.where(known[places] == characters, places + 1, 0)
 

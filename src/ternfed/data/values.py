@@ -191,7 +191,7 @@ def _labels(values: Array, key: str, task: Task) -> Tensor:
     if array.dtype.kind in "USO" and not task.targets.is_floating_point:
         raise ValueError(f"{key} holds text; number its classes from 0 first: np.unique(y, return_inverse=True)[1]")
     if task.targets.is_floating_point:
-        if array.dtype.kind not in "uif" or array.ndim < 1 or not np.isfinite(array).all():
+        if array.dtype.kind not in "uifb" or array.ndim < 1 or not np.isfinite(array).all():
             raise ValueError(f"{key} is {array.ndim}-dimensional of type {array.dtype}; finite numbers are needed")
         return torch.from_numpy(_writable(array)).to(task.targets)
     if task.dense:

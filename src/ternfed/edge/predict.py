@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ternfed.data.images import normalise
-from ternfed.data.sets import NAMES, load
+from ternfed.data.sets import NAMES, is_text, load
 from ternfed.data.values import Samples
 from ternfed.edge.inputs import Inputs, ModelError
 from ternfed.edge.runtime import session
@@ -106,6 +106,10 @@ def samples_for(
     own = (settings.get("data") or {}).get("dataset")
     if data is not None and Path(data).suffix in (".npy", ".npz"):
         return _from_arrays(Path(data), task)
+    if data is not None and is_text(data) and is_text(str(own)):  # in sequences as the model was trained on
+        return _arrays(
+            Experiment.from_table({**settings, "data": {**settings["data"], "dataset": data}}).load_data().test
+        )
     if data is not None and (data in NAMES or ":" in data):
         return _arrays(load(data, task=task).test)
     if own is None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ternfed.aggregation.aggregation import NotSummable
 from ternfed.algorithms.algorithm import put_into
+from ternfed.data.clients import Batches, Clients, from_clients
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
@@ -52,9 +53,17 @@ def play(federation: Federation, state: State | None = None) -> Iterator[tuple[S
 
 
 def federate(
-    model: nn.Module, data: DataSet, *settings: str, device: str = "cpu", task: Task | None = None
+    model: nn.Module,
+    data: DataSet | Clients,
+    *settings: str,
+    device: str = "cpu",
+    task: Task | None = None,
+    test: Batches | None = None,
 ) -> Iterator[Round]:
     """Train a model of your own across simulated clients; after each round it holds the global weights.
+
+    `data` is a data set, or what each client has: arrays or any iterable of batches, a `DataLoader` say
+    (`from_clients`); then `test` is what models are judged on.
 
     `settings` are those of an experiment as `key=value` (docs/experiments.md), `federation.clients=20` say. A task is
     given as one of them, `task.name=regression`, or as a value. The logger `ternfed` says, once and as information,
@@ -64,8 +73,17 @@ def federate(
         key = setting.partition("=")[0].strip()
         if key == "data.dataset" or (key.startswith("model.") and key not in PARTS):
             raise ExperimentError(f"{setting}: has no meaning here, where the model and the data are given")
-    own = {"data": {"dataset": f"own:{data.name}"}}
-    federation = open_federation(Experiment.from_table(override(own, settings)), data, device, model, task)
+    name = data.name if isinstance(data, DataSet) else "clients"
+    by_nature = {} if isinstance(data, DataSet) else {"partition": "natural"}
+    own = {"data": {"dataset": f"own:{name}", **by_nature}}
+    experiment = Experiment.from_table(override(own, settings))
+    if not isinstance(data, DataSet):
+        if test is None:
+            raise ExperimentError("test: is needed, (inputs, targets) or batches of them, to judge models on")
+        data = from_clients(name, data, test, task=task or experiment.make_task())
+    elif test is not None:
+        raise ExperimentError("test: has no meaning here, where the data set has test samples of its own")
+    federation = open_federation(experiment, data, device, model, task)
     logging.getLogger("ternfed").info("%s", federation.network.summary)
     start = federation.network.model
     if federation.experiment.model.weights is not None:

@@ -55,6 +55,19 @@ BY_DATASET: Mapping[str, Mapping[str, Table]] = {
         "federation": {"clients": 425, "participation": 0.0235},
         "training": {"epochs": 1, "batch": 10},
     },
+    "flwrlabs/shakespeare": {
+        "data": {"partition": "natural", "hold_out": 0.02},
+        "task": {"name": "language"},
+        "model": {"name": "charlstm"},
+        "federation": {"participation": 0.01},
+        "training": {"epochs": 1, "batch": 10},
+    },
+    "flwrlabs/femnist": {
+        "data": {"partition": "natural", "hold_out": 0.01},
+        "model": {"name": "cnn"},
+        "federation": {"participation": 0.003},
+        "training": {"epochs": 1, "batch": 10},
+    },
 }
 """The paper's basic configuration; `digits` and text have ones of our own. Every hold-out is at least 100 samples.
 
@@ -90,7 +103,7 @@ DEPENDENT: Mapping[tuple[str, str], Mapping[str, Table]] = {
 }
 """Settings that exist only with one value of another setting, and their defaults."""
 
-FURTHER: Mapping[str, tuple[str, ...]] = {"data": ("length",), "task": ("metric",)}
+FURTHER: Mapping[str, tuple[str, ...]] = {"data": ("length", "tokenizer"), "task": ("metric",)}
 """Settings whose defaults depend on more than one word."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -129,6 +142,9 @@ def fill(table: Mapping[str, Any]) -> Table:
     _fill_metric(filled["task"], given["task"])
     if not is_text(dataset) and filled["data"].get("length") == "none":
         del filled["data"]["length"]
+    own_number = "clients" in {**BY_DATASET.get(dataset, {}).get("federation", {}), **given["federation"]}
+    if filled["data"]["partition"] == "natural" and not own_number:
+        filled["federation"]["clients"] = 0  # counted in the data
     clients = filled["federation"]["clients"]
     if "participation" not in given["federation"] and isinstance(clients, int) and clients >= 1:
         # A few clients of a data set that usually has many: one of them takes part.

@@ -60,6 +60,8 @@ class Experiment:
         usable = letters.isascii() and letters.isalnum() and self.name[0] != "."
         need(usable, "name", self.name, "letters, digits, '-', '_' and '.' are allowed, no '.' first")
         need(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2^63 - 1 is allowed")
+        counted = self.federation.clients > 0 or self.data.partition.by_client
+        need(counted, "federation.clients", self.federation.clients, "a whole number of at least 1 is allowed")
         self._check_partition(CLASSES.get(self.data.dataset))
 
     @staticmethod
@@ -147,7 +149,17 @@ class Experiment:
 
     def load_data(self, folder: Path | None = None) -> DataSet:
         """Its data set, from where it lies (`data.sets.load`)."""
-        return load(self.data.dataset, folder, self.make_task(), self.data.length or LENGTH)
+        own = self.data
+        tokenizer = None if own.tokenizer is None else Path(own.tokenizer)
+        return load(own.dataset, folder, self.make_task(), own.length or LENGTH, tokenizer)
+
+    def counted(self, data: DataSet) -> Experiment:
+        """This experiment with the number of clients that the data has by nature, where it does not say how many."""
+        if self.federation.clients or data.clients is None:
+            return self
+        count = int(data.clients.max()) + 1
+        share = max(self.federation.participation, 1 / count)
+        return self.with_settings([f"federation.clients={count}", f"federation.participation={share}"])
 
     def check_with(self, data: DataSet, task: Task = CLASSIFICATION) -> None:
         """Refuse what is impossible with this data: the checks that need its classes and its size."""

@@ -31,7 +31,7 @@ def override(table: Mapping[str, Any], settings: Iterable[str]) -> Table:
     if _changes(old, new, "task", "name"):
         old["task"].clear()
     if _changes(old, new, "data", "dataset"):
-        _drop(old["data"], ["length"])
+        _drop(old["data"], ["length", "tokenizer"])
     if _changes(old, new, "model", "name"):
         old["model"].clear()
     if _changes(old, new, "algorithm", "name"):

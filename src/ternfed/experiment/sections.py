@@ -29,7 +29,9 @@ class DataSettings:
     hold_out: float
     """Share of the training samples that stays on the server, to judge models with."""
     length: int | None = None
-    """Characters of a sequence, with text alone."""
+    """Characters or tokens of a sequence, with text alone."""
+    tokenizer: str | None = None
+    """The file of a tokenizer, with text alone; None: characters."""
 
     def __post_init__(self) -> None:
         names = (*(shown(name) for name in DATASETS), *(f"{kind}:FOLDER" for kind in FOLDERS))
@@ -38,9 +40,10 @@ class DataSettings:
         need(0 <= self.hold_out < 1, "data.hold_out", self.hold_out, "0 to below 1 is allowed")
         if is_text(self.dataset):
             need(self.length is not None, "data.length", self.length, "a whole number of at least 1 is needed for text")
+        only = f"has no meaning with dataset = {shown(self.dataset)}, only with text"
+        for key, value in (("data.length", self.length), ("data.tokenizer", self.tokenizer)):
+            need(value is None or is_text(self.dataset), key, value, only)
         if self.length is not None:
-            only = f"has no meaning with dataset = {shown(self.dataset)}, only with text"
-            need(is_text(self.dataset), "data.length", self.length, only)
             _at_least_one("data.length", self.length)
 
 
@@ -83,6 +86,7 @@ class FederationSettings:
     """N clients, of which λN take part in a round."""
 
     clients: int
+    """0: as many as the data has by nature."""
     participation: float
     rounds: int
     aggregate: str = "own"
@@ -93,8 +97,11 @@ class FederationSettings:
     def __post_init__(self) -> None:
         check_aggregation(self.aggregate)
         need(0 <= (self.trim or 0) < 0.5, "federation.trim", self.trim, "0 to below 0.5 is allowed")
-        _at_least_one("federation.clients", self.clients)
+        need(self.clients >= 0, "federation.clients", self.clients, "a whole number of at least 1 is allowed")
         _at_least_one("federation.rounds", self.rounds)
+        if self.clients == 0:
+            need(0 < self.participation <= 1, "federation.participation", self.participation, "up to 1 is allowed")
+            return
         # The last bit of a quotient such as 1/49 must not decide.
         possible = self.clients * self.participation >= 1 - 1e-9 and self.participation <= 1
         range_ = f"1/{self.clients} to 1 is allowed with clients = {self.clients}, at least one client per round"

@@ -13,7 +13,7 @@ from ternfed.paper.rows import CHOOSING
 DATASETS, MODELS = (set(names) for names in zip(*CENTRALIZED, strict=True))
 """The paper's."""
 
-MAIN = ("centralized", "communication", "iid", "non-iid", "convergence", "convergence-nc5")
+MAIN = ("centralized", "communication", "iid", "non-iid", "convergence", "convergence-nc5", "shakespeare")
 """What a row shows that is more than a point of a sweep."""
 
 

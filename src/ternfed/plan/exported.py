@@ -42,7 +42,9 @@ def exported(rehearsed: Rehearsed, network: Network) -> Exported:
     parameters = dict(network.model.named_parameters())
     shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
     onnx = sum(_packed(shape) if name in ternary else 4 * prod(shape) for name, shape in shapes.items())
-    return Exported(front + rehearsed.sample.bytes(message, schema, data), onnx, 4 * rehearsed.sample.numbers)
+    still = 4 * sum(tensor.numel() for tensor in network.frozen_tensors().values())
+    tern = front + rehearsed.sample.bytes(message, schema, data) + still
+    return Exported(tern, onnx, 4 * rehearsed.sample.numbers)
 
 
 def _unrounded(tensor: Tensor, source: torch.Generator) -> Tensor:

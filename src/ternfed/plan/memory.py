@@ -29,6 +29,8 @@ class ServerMemory:
     """Older broadcasts that some client holds, encoded; the most that is kept of them."""
     uploads: int
     """Uploads of all clients of a round at once, encoded, at their largest, and one of them decoded."""
+    frozen: int = 0
+    """What is not trained, once."""
 
     @property
     def total(self) -> int:
@@ -46,14 +48,18 @@ class ClientMemory:
     remembered: int
     """What the algorithm remembers between rounds."""
     upload: int
+    frozen: int = 0
+    """What is not trained, once."""
 
     @property
     def total(self) -> int:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def server_memory(rehearsed: Rehearsed, clients: int, chosen: int, rounds: int, fp32_bytes: int) -> ServerMemory:
-    """With so many clients, of whom so many take part in a round."""
+def server_memory(
+    rehearsed: Rehearsed, clients: int, chosen: int, rounds: int, fp32_bytes: int, frozen: int = 0
+) -> ServerMemory:
+    """With so many clients, of whom so many take part in a round; beside so many bytes that are not trained."""
     costs, message = rehearsed.costs, rehearsed.answer.message
     packed = 0 if rehearsed.broadcast.reference is None else costs.down.worst
     ages = 1 if chosen == clients else min(clients, rounds)
@@ -69,11 +75,12 @@ def server_memory(rehearsed: Rehearsed, clients: int, chosen: int, rounds: int, 
         aggregation=whole(one + (chosen - 1) * (two - one)),
         references=min(ages * packed, kept_bytes(fp32_bytes)),
         uploads=chosen * costs.up.worst + whole(held(message)),
+        frozen=frozen,
     )
 
 
-def client_memory(rehearsed: Rehearsed) -> ClientMemory:
-    """Of a client that trains one model."""
+def client_memory(rehearsed: Rehearsed, frozen: int = 0) -> ClientMemory:
+    """Of a client that trains one model, beside so many bytes that are not trained."""
     answer, times = rehearsed.answer, 1 / rehearsed.sample.share
     training = held(answer.local) + _trained(answer.local, rehearsed.algorithm)
     return ClientMemory(
@@ -81,6 +88,7 @@ def client_memory(rehearsed: Rehearsed) -> ClientMemory:
         training=round(times * training),
         remembered=round(times * held(answer.memory)),
         upload=round(times * held(answer.message)) + rehearsed.costs.up.worst,
+        frozen=frozen,
     )
 
 

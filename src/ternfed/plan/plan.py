@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ternfed import draws
 from ternfed.algorithms.algorithm import Network
-from ternfed.data.sets import load, without_samples
+from ternfed.data.sets import without_samples
 from ternfed.experiment.experiment import Experiment
 from ternfed.plan.costs import FLIPS, Bytes, Costs, Rehearsed, rehearse
 from ternfed.plan.exported import Exported, exported
-from ternfed.plan.memory import ClientMemory, ServerMemory, client_memory, server_memory
+from ternfed.plan.memory import ClientMemory, ServerMemory, client_memory, held, server_memory
 from ternfed.wire import Schema, form_for
 from ternfed.wire.schema import DTYPES
 
@@ -49,6 +49,8 @@ class Layer:
     """Per number, in a typical round."""
     down: str | None
     bits_down: float
+    frozen: bool = False
+    """It is not trained, and so never sent: every side makes it from the seed or reads it from a file."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Plan:
     model: str
     numbers: int
     """Parameters and buffers of the model."""
+    frozen: int
+    """Of which are not trained, and never travel."""
     ternary: int
     """Of which are in ternary layers."""
     layers: tuple[Layer, ...]
@@ -116,7 +120,11 @@ def make_plan(
     if not 0 <= flips <= 1:
         raise ValueError(f"--flips {flips}: a share from 0 to 1 is needed")
     dataset = experiment.data.dataset
-    network = experiment.make_network(without_samples(dataset) or load(dataset, data_folder))
+    data = without_samples(dataset) or experiment.load_data(data_folder)
+    experiment = experiment.counted(data)
+    if not experiment.federation.clients:
+        raise ValueError(f"federation.clients: say how many there are; {dataset} does not")
+    network = experiment.make_network(data)
     settings, link = experiment.federation, link or Link()
     clients, rounds = settings.clients, settings.rounds
     chosen = len(draws.participants(experiment.seed, 1, clients, settings.participation))
@@ -126,11 +134,14 @@ def make_plan(
     if own.algorithm.central:
         raise ValueError(f"algorithm.name = {experiment.algorithm.name}: nothing travels, so there is nothing to plan")
     plain = rehearse(network, fedavg.make_algorithm, clients)
-    fp32_bytes = 4 * own.sample.numbers
+    still = network.frozen_tensors()
+    frozen = sum(tensor.numel() for tensor in still.values())
+    fp32_bytes = 4 * (own.sample.numbers - frozen)
     parameters = dict(network.model.named_parameters())
     return Plan(
         model=experiment.model.name,
         numbers=own.sample.numbers,
+        frozen=frozen,
         ternary=sum(parameters[name].numel() for name in network.ternary),
         layers=_layers(network, own),
         clients=clients,
@@ -140,8 +151,8 @@ def make_plan(
         link=link,
         traffic=_traffic(experiment.algorithm.name, own.costs, link, takes_part),
         fedavg=_traffic("fedavg", plain.costs, link, takes_part),
-        server=server_memory(own, clients, chosen, rounds, fp32_bytes),
-        client=client_memory(own),
+        server=server_memory(own, clients, chosen, rounds, fp32_bytes, held(still)),
+        client=client_memory(own, held(still)),
         exported=exported(own, network),
         flips=flips,
         missed=missed,
@@ -178,6 +189,7 @@ def _layers(network: Network, rehearsed: Rehearsed) -> tuple[Layer, ...]:
             tensor.numel(),
             *_way(name, algorithm.up[0], rehearsed.bits_up),
             *_way(name, algorithm.down[0], rehearsed.bits_down),
+            frozen=name in network.frozen,
         )
         for name, tensor in named.items()
     )

@@ -16,6 +16,7 @@ from ternfed.report.controls import controls
 from ternfed.report.frontier import frontier
 from ternfed.report.page import page
 from ternfed.report.rivals import rivals
+from ternfed.report.shakespeare import shakespeare
 from ternfed.report.style import Picture, drawing
 from ternfed.report.tables import Sheet, into_page
 from ternfed.report.targets import targets
@@ -106,6 +107,7 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
         "elapsed": costs.elapsed(collected.elapsed),
         "participation": accuracy.participation(groups),
         "balance": accuracy.balance(groups),
+        "shakespeare": shakespeare(groups),
         "search": choosing.search(groups),
         "tuning": choosing.tuning(groups),
         "ablation": choosing.ablation(groups),

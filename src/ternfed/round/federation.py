@@ -7,7 +7,6 @@ between them, is the engine's business: `simulate.py` on one machine, `flower/` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,16 +24,14 @@ from ternfed.algorithms.algorithm import (
     Training,
     dense_weights,
 )
-from ternfed.data.images import normalise
 from ternfed.data.partitions import histogram
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError
-from ternfed.experiment.settings import shown
+from ternfed.round.checks import check_batches, check_device, check_fit, check_task
 from ternfed.round.exchange import Broadcast, Broadcasts, reply
 from ternfed.round.state import State, keep
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
-from ternfed.runs.records import RESERVED
 from ternfed.task import Task
 from ternfed.training.choose import Trainer, train_recovering, trainer_for
 from ternfed.training.evaluation import Evaluator
@@ -132,66 +129,22 @@ def open_federation(
 ) -> Federation:
     """Model, partition and evaluators of an experiment, drawn from its seed; or with a caller's own model and task."""
     check_device(device)
+    experiment = experiment.counted(data)
     network = experiment.make_network(data) if model is None else experiment.network_of(model, data)
     network = network if task is None else replace(network, task=task)
     check_task(network.task, data)
     experiment.check_with(data, network.task)
-    check_labels(network, data)
+    check_fit(network, data)
     algorithm = experiment.make_algorithm(network)
     held, parts = experiment.make_partition(data.train.labels, network.task, data.clients)
     if algorithm.central:
         parts = [torch.cat(parts)]
+    check_batches(network, data, parts, experiment.training.batch)
     held_out = Evaluator.of(network, data, data.train.take(held), device) if len(held) else None
     if algorithm.needs_held_out and held_out is None:
         raise ExperimentError(f"data.hold_out = 0: {algorithm.name} judges models on data held out on the server")
     test = Evaluator.of(network, data, data.test, device)
     return Federation(experiment, network, algorithm, TrainingData.of(data, device), parts, test, held_out)
-
-
-def check_task(task: Task, data: DataSet) -> None:
-    """Refuse targets that are not the task's or not finite, and a metric whose name a record has for something else."""
-    data.check()
-    if data.train.labels.dtype != task.targets:
-        own, wanted = (str(dtype).removeprefix("torch.") for dtype in (data.train.labels.dtype, task.targets))
-        raise ExperimentError(f"{task.name}: needs targets of type {wanted}, but those of {data.name} are {own}")
-    for samples in (data.train, data.test):
-        if (needed := task.needs(samples.labels)) is not None:
-            raise ExperimentError(f"{task.name}: needs {needed} as a target, which {data.name} has not")
-    strata = task.strata(data.train.labels)
-    if strata is not None and strata.dim() != 1:
-        raise ExperimentError(f"{task.name}: needs one class per sample, but {data.name} has {tuple(strata.shape)}")
-    if task.metric.measure.name in RESERVED:
-        raise ExperimentError(
-            f"{task.name}: a record has another number named {task.metric.measure.name}; name the metric otherwise"
-        )
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that this machine does not have."""
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, RuntimeError, NotImplementedError) as error:
-        raise ExperimentError(
-            f"device = {shown(device)}: this machine has none; {shown('cpu')} is always there"
-        ) from error
-
-
-def check_labels(network: Network, data: DataSet) -> None:
-    """Refuse labels that the model has no output for, before it is trained."""
-    if network.task.strata(data.train.labels) is None:
-        return
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = deepcopy(network.model).eval()(normalise(data.train.inputs[:1], data.mean, data.std))
-    except Exception:  # whatever is wrong, training says it
-        return
-    lowest, highest = map(int, torch.aminmax(torch.cat((data.train.labels, data.test.labels))))
-    width = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else highest + 1
-    if lowest < 0 or highest >= width:
-        raise ExperimentError(
-            f"the labels of {data.name} run from {lowest} to {highest}, and the model has {width} outputs: "
-            f"labels from 0 to {width - 1} are needed"
-        )
 
 
 def prepare(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[Work, Any]:

@@ -23,7 +23,7 @@ from ternfed.engines.flower.server import (
     wait_for_clients,
 )
 from ternfed.experiment.experiment import Experiment
-from ternfed.experiment.settings import Table
+from ternfed.experiment.settings import Table, need
 from ternfed.round.federation import open_federation
 from ternfed.runs.folder import Round, RunFolder, summarise
 
@@ -49,6 +49,8 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
     """The rounds that are left, as they are done; the run folder holds them, the model, and `network/`."""
     adapter.need_flower()
     adapter.set_up(plan.out / "network" / "flower")
+    clients = plan.experiment.federation.clients
+    need(clients > 0, "federation.clients", clients, "a deployment needs to know how many there are: --clients N")
     with ExitStack() as stack:
         if plan.resume:
             folder, _, past, saved = RunFolder.resume(plan.out, plan.experiment)
@@ -59,7 +61,6 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
         stack.enter_context(folder)
         run = known_run(plan.out) if plan.resume else new_run(plan.out)
         network = plan.out / "network"
-        clients = plan.experiment.federation.clients
         listen = plan.listen
         if listen is None:
             torch.set_num_threads(1)  # before its clients are forked from this process

@@ -1,0 +1,74 @@
+"""The table of Shakespeare's roles, from real tiny runs of the rows and from runs with known numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from run_folders import known_run
+from ternfed.data.text import text_files
+from ternfed.paper.groups import collect
+from ternfed.paper.reproduce import DataSets, run_cell
+from ternfed.paper.rows import find_rows
+from ternfed.report.shakespeare import shakespeare
+from ternfed.report.tables import Sheet, into_page
+from ternfed.report.write import all_sheets
+
+ROWS = find_rows()
+
+
+def known(path: Path, name: str, scores: tuple[float, ...], up: int, down: int) -> None:
+    """One run of a row per seed, two rounds long in its record but finished by its settings."""
+    for seed, score in enumerate(scores):
+        own = ROWS[name].experiment(seed, ["federation.rounds=2"])
+        known_run(
+            path / name / f"seed-{seed}", own, [{"score": s, "bytes_up": up, "bytes_down": down} for s in (0.1, score)]
+        )
+
+
+def sheet_of(path: Path) -> Sheet:
+    found = shakespeare(collect([path], ROWS).groups)
+    assert found is not None
+    return found
+
+
+def test_what_is_asked_of_t_fedavg_is_reached_or_missed_by_name(tmp_path: Path) -> None:
+    known(tmp_path, "shakespeare-lstm-fedavg", (0.50, 0.51), 30_000, 30_000)
+    known(tmp_path, "shakespeare-lstm-tfedavg", (0.497, 0.508), 1_000, 1_200)
+    known(tmp_path, "shakespeare-transformer-fedavg", (0.50, 0.51), 30_000, 30_000)
+    known(tmp_path, "shakespeare-transformer-tfedavg", (0.49, 0.50), 1_000, 2_000)
+    known(tmp_path, "shakespeare-transformer-fedpaq", (0.40,), 2_000, 3_000)
+    rows = {row[:2]: row[3:] for row in sheet_of(tmp_path).rows}
+    assert rows["LSTM", "FedAvg"] == ("50.50 ± 0.71", "–", "2", "–", "–", "0.1", "–")
+    assert rows["LSTM", "T-FedAvg"] == ("50.25 ± 0.78", "-0.25 ± 0.07", "2", "1/30", "1/25", "0.0", "reached")
+    assert rows["transformer", "T-FedAvg"][1:] == ("-1.00 ± 0.00", "2", "1/30", "1/15", "0.0", "missed: accuracy, down")
+    assert rows["transformer", "FedPAQ"][0] == "40.00"
+    assert rows["transformer", "FedPAQ"][-1] == "–"
+
+
+def test_fedavg_at_another_rate_is_not_what_a_row_is_compared_with(tmp_path: Path) -> None:
+    known(tmp_path, "shakespeare-lstm-tfedavg", (0.5,), 1_000, 1_000)
+    other = ROWS["shakespeare-lstm-fedavg"].experiment(0, ["federation.rounds=2", "training.rate=0.9"])
+    known_run(tmp_path / "other", other, [{}, {}])
+    (row,) = (row for row in sheet_of(tmp_path).rows if row[1] == "T-FedAvg")
+    assert "1/" not in "".join(row)
+
+
+def test_without_runs_the_page_says_so() -> None:
+    page = Path(__file__).parents[2] / "docs" / "results.md"
+    _, empty = into_page(page.read_text(encoding="utf-8"), all_sheets(collect([])), "results.md")
+    assert "shakespeare" in empty
+
+
+def test_tiny_runs_of_all_six_rows_fill_it(real_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "shakespeare").mkdir()
+    for file in text_files(real_data / "shakespeare")[:3]:
+        (tmp_path / "shakespeare" / file.name).write_text(file.read_text(encoding="utf-8")[:3000], encoding="utf-8")
+    tiny = ("federation.rounds=1", "federation.clients=3", "federation.participation=0.5", "model.width=8")
+    names = [name for name in ROWS if name.startswith("shakespeare-")]
+    for name in names:
+        run_cell(ROWS[name], 0, tmp_path / "results", DataSets(tmp_path), "cpu", settings=tiny)
+    found = sheet_of(tmp_path / "results")
+    assert [row[:2] for row in found.rows] == [
+        (model, algorithm) for model in ("LSTM", "transformer") for algorithm in ("FedAvg", "T-FedAvg", "FedPAQ")
+    ]
+    assert "| LSTM | T-FedAvg | 1 × 2 |" in found.markdown()
