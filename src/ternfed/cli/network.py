@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ternfed.cli import terminal
+from ternfed.cli.options import Allow
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def server(
     out: Annotated[Path | None, typer.Option(help="The run folder; else a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Delete an earlier run in --out.")] = False,
+    allow: Allow = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else there.")] = False,
 ) -> None:
@@ -90,7 +92,7 @@ def server(
         from ternfed.runs.folder import fresh_folder
         from ternfed.runs.records import warnings_of
 
-        experiment = Experiment.given(file, given, out if resume else None)
+        experiment = Experiment.given(file, given, out if resume else None, allow or ())
         _one_thread()
         listen = None if certs is None else ListenAddress(Certificates(certs), host, port)
         terms = Terms(deadline, patience, least, Bounds(scale_bound, weight_bound, samples_bound))

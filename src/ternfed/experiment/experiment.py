@@ -36,6 +36,7 @@ from ternfed.experiment.sections import (
     TrainingSettings,
 )
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, need, plain, read, shown, write
+from ternfed.named_function import check_code, code_in
 from ternfed.task import CLASSIFICATION, Task
 
 __all__ = ["Experiment", "ExperimentError", "override", "read_table"]
@@ -83,18 +84,27 @@ class Experiment:
         return Experiment.from_table(override(_parse(text, "the experiment"), settings))
 
     @staticmethod
-    def from_file(path: str | Path, settings: Iterable[str] = ()) -> Experiment:
-        """The experiment of a TOML file; `settings` (`key=value`) override what the file says."""
+    def from_file(path: str | Path, settings: Iterable[str] = (), allow: Iterable[str] = ()) -> Experiment:
+        """The experiment of a TOML file; `settings` (`key=value`) override what the file says.
+
+        Code that the file names (`module:function`) must be of a module in `allow`, or of one that a setting names.
+        """
+        settings = list(settings)
         # What a row of the paper's tables says about itself (rows.py) is no setting of its experiment.
         table = {key: value for key, value in read_table(path).items() if key != "reproduce"}
-        return Experiment.from_table(override(table, settings))
+        whole = override(table, settings)
+        named_again = [module for _, _, module in code_in(override({}, settings))]
+        check_code(whole, (*allow, *named_again), str(path))
+        return Experiment.from_table(whole)
 
     @staticmethod
-    def given(file: Path | None, settings: Iterable[str], resumed: Path | None = None) -> Experiment:
+    def given(
+        file: Path | None, settings: Iterable[str], resumed: Path | None = None, allow: Iterable[str] = ()
+    ) -> Experiment:
         """What a command line asks for: a file, a run to be resumed, or neither; `settings` override what it says."""
         if file is None and resumed is not None:
             file = resumed / "config.toml"
-        return Experiment.from_toml("", settings) if file is None else Experiment.from_file(file, settings)
+        return Experiment.from_toml("", settings) if file is None else Experiment.from_file(file, settings, allow)
 
     def with_settings(self, settings: Iterable[str]) -> Experiment:
         """This experiment with these settings overriding its own; what belongs to a choice that changes starts anew.
@@ -181,6 +191,10 @@ class Experiment:
         own = self.model
         made = named.make_network(own.name, own.ternary, own.options, data, self.seed, own.trainable, own.weights)
         return replace(made, task=self.make_task())
+
+    def network_size(self, data: DataSet) -> int | None:
+        """How many numbers its network would have for this data, without making them; None for a user's own."""
+        return named.network_size(self.model.name, self.model.options, data)
 
     def network_of(self, model: nn.Module, data: DataSet) -> Network:
         """The network of a caller's own model, of which a copy is taken."""

@@ -27,6 +27,7 @@ from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.named import find_algorithm, with_later
 from ternfed.experiment.settings import Table, shown
 from ternfed.files import append_line, as_line, json_page, load_tensors, read_json, save_tensors, write_atomically
+from ternfed.named_function import check_code, code_in
 from ternfed.runs.environment import environment
 from ternfed.runs.records import Round, best_round, read_rounds, read_timing, summarise, with_seconds
 
@@ -155,7 +156,10 @@ class RunFolder:
         finished run can be made longer; not with a cosine schedule, whose rates depend on that number.
         """
         path = Path(path)
-        own = Experiment.from_table(_read_config(path))
+        table = _read_config(path)
+        # Code that the folder names runs only where the experiment that was given names it too.
+        check_code(table, () if experiment is None else [code[2] for code in code_in(experiment.to_table())], str(path))
+        own = Experiment.from_table(table)
         folder = RunFolder(path)
         try:
             resumed = folder._resume(own, experiment or own)
