@@ -87,8 +87,8 @@ def server(
         from ternfed.engines.flower.certs import Certificates
         from ternfed.engines.flower.deploy import Plan, serve
         from ternfed.engines.flower.server import ListenAddress, Terms
-        from ternfed.engines.flower.uploads import Bounds
         from ternfed.experiment.experiment import Experiment
+        from ternfed.round.acceptance import Bounds
         from ternfed.runs.folder import fresh_folder
         from ternfed.runs.records import warnings_of
 
@@ -103,7 +103,7 @@ def server(
         rounds = serve(plan, _say(as_json))
         warns = partial(warnings_of, experiment=experiment)
         for outcome in terminal.show_rounds(rounds, total, experiment.name, quiet=as_json, warns=warns):
-            for reason in outcome.dropped:
+            for reason in (*outcome.dropped, *outcome.capped):
                 _say(as_json)(f"round {outcome.round}: {reason}")
         _show_end(folder, experiment, as_json)
 

@@ -92,6 +92,11 @@ class Federation:
         return sum(weights[name].numel() for name in self.network.parameters)
 
     @cached_property
+    def registered(self) -> tuple[int, ...]:
+        """How many samples each client has, by the partition."""
+        return tuple(len(part) for part in self.parts)
+
+    @cached_property
     def fp32_bytes(self) -> int:
         """What a message with all that is trained costs as raw numbers: float32, and whole numbers in eight bytes."""
         sent = self.network.without_counters(self.network.weights())
@@ -254,6 +259,7 @@ def conclude(
         clients=len(after.holders) + len(after.missing),
         skipped=uploads.skipped,
         dropped=after.dropped,
+        capped=tuple(uploads.notes.values()),
         strategy=server.strategy,
         changed=_changed(_trits(broadcast.lent), codes),
         zeros=_zeros(codes),

@@ -44,6 +44,8 @@ class Round:
     """Of these, so many kept their update to themselves."""
     dropped: tuple[str, ...] = ()
     """One reason for each upload that did not count."""
+    capped: tuple[str, ...] = ()
+    """One sentence for each upload that the server held back: it counted for less than it claimed, or not at all."""
     strategy: str | None = None
     """`I`: the quantized model is broadcast. `II`: the full-precision one."""
     changed: float | None = None
@@ -74,6 +76,8 @@ class Round:
         """One line of `rounds.jsonl`. A number that is not finite becomes null: JSON has no word for it."""
         values = asdict(replace(self, seconds={}))
         del values["seconds"], values["metric"]
+        if not self.capped:  # as in the lines of the first runs
+            del values["capped"]
         if self.measure == ACCURACY.measure:
             for key in READING:
                 del values[key]
@@ -95,13 +99,14 @@ class Round:
             raise ValueError("not the record of a round")
         (metric,) = own
         values |= {"metric": metric, "score": values.pop(metric), "dropped": tuple(values["dropped"])}
+        values["capped"] = tuple(values.get("capped", ()))
         missing = {key: math.nan for key in ("score", "loss") if values[key] is None}
         return Round(**{**values, **missing})
 
 
 READING = frozenset({"higher_is_better", "percent"})
 """Fields that say how a score is read: in the lines of every metric but accuracy, which the first runs knew alone."""
-LATER = {"layer_bits"}
+LATER = {"layer_bits", "capped"}
 """Fields that the first runs did not have."""
 
 
