@@ -25,6 +25,7 @@ from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment
 from ternfed.files import write_atomically
 from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds, accepted, center_of
+from ternfed.round.audit import finished, is_audited
 from ternfed.round.exchange import Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
 from ternfed.round.intake import Intake
@@ -35,8 +36,12 @@ from ternfed.wire import Message, dense
 
 CLIENTS, LIAR, ROUNDS = 5, 3, 10
 DATA: Mapping[str, tuple[str, ...]] = {"IID": (), "N_c = 4": ("data.classes_per_client=4",)}
-RULES = ("clipped_mean", "mean", "trimmed_mean", "median", "krum")
-"""The first is what every algorithm has by default."""
+RULES: Mapping[str, tuple[str, ...]] = {
+    "clipped_mean (default)": ("federation.aggregate=own",),
+    "and audit": ("federation.aggregate=own", "federation.audit=0.1"),
+    **{rule: (f"federation.aggregate={rule}",) for rule in ("mean", "trimmed_mean", "median", "krum")},
+}
+"""Settings by the name of the column."""
 
 Changes = dict[str, Tensor]
 Lie = Callable[[Changes, Sequence[Changes], torch.Generator], Changes]
@@ -98,22 +103,22 @@ class Cell:
     """Test accuracy after the last round, one per seed."""
 
 
-def run(seeds: int, rules: Sequence[str] = RULES, attacks: Sequence[Attack] = ATTACKS) -> Iterator[Cell]:
+def run(seeds: int, rules: Mapping[str, Sequence[str]] = RULES, attacks: Sequence[Attack] = ATTACKS) -> Iterator[Cell]:
     """Every cell of the table."""
     digits = load("digits")
     for data, settings in DATA.items():
         for attack in attacks:
-            for rule in rules:
+            for rule, own in rules.items():
                 yield Cell(
-                    data, attack.name, rule, tuple(score(digits, settings, attack, rule, s) for s in range(seeds))
+                    data, attack.name, rule, tuple(score(digits, (*settings, *own), attack, s) for s in range(seeds))
                 )
 
 
-def score(digits: DataSet, settings: Sequence[str], attack: Attack, rule: str, seed: int) -> float:
+def score(digits: DataSet, settings: Sequence[str], attack: Attack, seed: int) -> float:
     """The accuracy of one run."""
     given = [
         f"seed={seed}", f"federation.clients={CLIENTS}", "federation.participation=1", f"federation.rounds={ROUNDS}",
-        f"federation.aggregate={rule}", *settings,
+        *settings,
     ]  # fmt: skip
     federation = open_federation(Experiment.from_toml("", given), digits)
     if attack.wrong_labels:
@@ -137,7 +142,7 @@ def _round(federation: Federation, state: State, attack: Attack) -> tuple[State,
         data, memories[site.index] = upload(site, number, broadcast, memory, work, trained)
         messages[site.index] = collect(algorithm, data, broadcast)
     messages[LIAR] = _lied(messages, center, attack, draws.generator(number, "attack"))
-    arrived, dropped = Intake.of(algorithm, broadcast, federation.registered, CLIENTS), []
+    arrived, dropped = Intake.of(algorithm, broadcast, federation.registered, CLIENTS, is_audited(federation)), []
     for site in sites:
         message, sender = messages[site.index], site.client(number)
         try:
@@ -145,7 +150,7 @@ def _round(federation: Federation, state: State, attack: Attack) -> tuple[State,
         except (NotFinite, OutOfBounds) as error:
             dropped.append(f"client {site.index}: {error}")
     after = RoundOutcome(broadcasts, tuple(range(CLIENTS)), memories, dropped=tuple(dropped))
-    state, record = conclude(federation, state, arrived.finish(), traffic, Clock(), after)
+    state, record = conclude(federation, state, finished(federation, state, arrived), traffic, Clock(), after)
     return state, record.score
 
 

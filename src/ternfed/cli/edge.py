@@ -46,12 +46,12 @@ def export(
             return
         terminal.out.print(
             f"{made.path}: {terminal.size(made.bytes)}, its weights as float32 {terminal.size(made.float32_bytes)}; "
-            f"ternary: {', '.join(made.ternary) or 'none'}",
+            f"ternary: {terminal.plain(', '.join(made.ternary) or 'none')}",
             highlight=False,
             soft_wrap=True,
         )
         for name, why in made.kept_float.items():
-            terminal.out.print(f"{name} stays in float: {why}", highlight=False)
+            terminal.out.print(terminal.plain(f"{name} stays in float: {why}"), highlight=False)
 
 
 def predict(
@@ -141,7 +141,7 @@ def _show_tern(file: Path) -> None:
 def _show_facts(found: Inspection) -> None:
     for key, value in found.facts.items():
         if value not in (None, {}, []):
-            terminal.out.print(f"{key}: {value}", highlight=False, soft_wrap=True, markup=False)
+            terminal.out.print(terminal.plain(f"{key}: {value}"), highlight=False, soft_wrap=True)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -159,7 +159,7 @@ def _show_end(folder: Path, experiment: Experiment, as_json: bool) -> None:
 def _say(quiet: bool) -> Callable[[str], None]:
     def say(text: str) -> None:
         if not quiet:
-            terminal.err.print(text.replace("[", r"\["), highlight=False, soft_wrap=True)
+            terminal.err.print(terminal.plain(text), highlight=False, soft_wrap=True)
 
     return say
 

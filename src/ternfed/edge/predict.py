@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ternfed.data.images import normalise
+from ternfed.data.npy import read_npy, read_npz
 from ternfed.data.sets import NAMES, load
 from ternfed.data.values import Samples
 from ternfed.edge.facts import checked, inputs_of
@@ -23,7 +24,7 @@ from ternfed.edge.inputs import ModelError, first_line
 from ternfed.edge.runtime import session
 from ternfed.edge.trained import from_file, task_of
 from ternfed.experiment.experiment import Experiment
-from ternfed.files import facts_of
+from ternfed.files import facts_of, shown_name
 from ternfed.named_function import check_code
 from ternfed.task import CLASSIFICATION, Task
 
@@ -237,13 +238,18 @@ def _arrays(samples: Samples) -> tuple[Array, Array]:
 
 def _from_arrays(path: Path, task: Task) -> tuple[Array, Array | None]:
     try:
-        held = np.load(path, allow_pickle=False)
+        held = {"inputs": read_npy(path)} if path.suffix == ".npy" else read_npz(path)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as numpy arrays ({error})") from error
-    if isinstance(held, np.ndarray):
-        return held, None
-    with held:
-        if "inputs" not in held:
-            raise ModelError(f"{path}: holds {', '.join(held.files)}; inputs (and labels, if known) is needed")
-        labels = torch.from_numpy(held["labels"]).to(task.targets).numpy() if "labels" in held else None
-        return held["inputs"], labels
+        raise ModelError(f"{path}: cannot be read as numpy arrays ({first_line(error)})") from error
+    if "inputs" not in held or not held["inputs"].shape:
+        names = shown_name(", ".join(held))
+        raise ModelError(f"{path}: holds {names}; inputs, one per sample, (and labels, if known) is needed")
+    labels = held.get("labels")
+    if labels is None:
+        return held["inputs"], None
+    if not labels.dtype.isnative:
+        labels = labels.astype(labels.dtype.newbyteorder("="))
+    try:
+        return held["inputs"], torch.from_numpy(labels).to(task.targets).numpy()
+    except TypeError as error:
+        raise ModelError(f"{path}: labels of type {labels.dtype} cannot be used") from error

@@ -20,6 +20,7 @@ from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds, accepted
+from ternfed.round.audit import finished, is_audited
 from ternfed.round.exchange import Broadcast, Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
 from ternfed.round.intake import Intake
@@ -128,7 +129,9 @@ def play_round(federation: Federation, state: State) -> tuple[State, Round]:
     received = _download(broadcasts, chosen, traffic)
     clock.lap("broadcast")
     memories = dict(state.memories)
-    arrived = Intake.of(federation.algorithm, broadcasts.any(), federation.registered, len(chosen))
+    arrived = Intake.of(
+        federation.algorithm, broadcasts.any(), federation.registered, len(chosen), is_audited(federation)
+    )
     dropped: dict[int, str] = {}
     waiting = iter(chosen)
     while chunk := list(islice(waiting, CHUNK)):
@@ -138,7 +141,7 @@ def play_round(federation: Federation, state: State) -> tuple[State, Round]:
         raise DivergedError(f"training diverged on every client of round {number} ({reason}); lower training.rate")
     holders = tuple(client for client in chosen if client not in dropped)
     after = RoundOutcome(broadcasts, holders, memories, missing=tuple(dropped), dropped=tuple(dropped.values()))
-    return conclude(federation, state, arrived.finish(), traffic, clock, after)
+    return conclude(federation, state, finished(federation, state, arrived), traffic, clock, after)
 
 
 def _download(broadcasts: Broadcasts, chosen: Sequence[int], traffic: Traffic) -> dict[int, Broadcast]:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn, unique
 
 from ternfed.aggregation.aggregation import Aggregation
-from ternfed.algorithms.algorithm import Algorithm, Network, Training
+from ternfed.aggregation.private_mean import private
+from ternfed.algorithms.algorithm import UP, Algorithm, Network, Training
 from ternfed.data.partitions import hold_out
 from ternfed.data.sets import CLASSES, load
 from ternfed.data.text import LENGTH
@@ -32,6 +33,7 @@ from ternfed.experiment.sections import (
     DataSettings,
     FederationSettings,
     ModelSettings,
+    PrivacySettings,
     TaskSettings,
     TrainingSettings,
 )
@@ -55,6 +57,7 @@ class Experiment:
     federation: FederationSettings
     training: TrainingSettings
     algorithm: AlgorithmChoice
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     def __post_init__(self) -> None:
         letters = self.name.replace("-", "").replace("_", "").replace(".", "")
@@ -76,6 +79,7 @@ class Experiment:
             read(FederationSettings, whole["federation"], "federation"),
             read(TrainingSettings, whole["training"], "training"),
             _read_algorithm(whole["algorithm"]),
+            read(PrivacySettings, whole["privacy"], "privacy"),
         )
 
     @staticmethod
@@ -129,11 +133,13 @@ class Experiment:
             "federation": {key: value for key, value in write(self.federation).items() if value != "none"},
             "training": write(self.training),
             "algorithm": {"name": self.algorithm.name, **preset, **write(self.algorithm.settings)},
+            **({} if self.privacy.clip is None else {"privacy": write(self.privacy)}),
         }
 
     def differences(self, other: Experiment) -> Iterator[tuple[str, Any, Any]]:
         """(key, own value, the other's) of every setting in which two experiments differ; None on a side without it."""
-        before, after = self.to_table(), other.to_table()
+        none: Table = {"privacy": {}}
+        before, after = {**none, **self.to_table()}, {**none, **other.to_table()}
         if not any(named.find_algorithm(each.algorithm.name).about.trains_ternary for each in (self, other)):
             del before["model"]["ternary"], after["model"]["ternary"]
         for section, own in before.items():
@@ -211,8 +217,26 @@ class Experiment:
             raise
         except ValueError as error:
             raise ExperimentError(f"algorithm.name = {shown(self.algorithm.name)}: {error}") from error
+        if self.privacy.clip is not None and self.privacy.noise is not None:
+            self._check_private(made)
+            return replace(made, aggregate=private(self.privacy.clip, self.privacy.noise))
         chosen = self.make_aggregation()
         return made if chosen is None else replace(made, aggregate=chosen)
+
+    def _check_private(self, algorithm: Algorithm) -> None:
+        """Refuse what would give away more than the noise hides."""
+        rule, own = self.federation.aggregate, self.federation
+        reason = "has no meaning with privacy, which brings a mean of its own"
+        need(rule in ("own", "mean"), "federation.aggregate", rule, reason)
+        need(own.audit is None, "federation.audit", own.audit, "looks at uploads before noise hides them")
+        where = f"algorithm.name = {shown(self.algorithm.name)}"
+        if algorithm.central:
+            raise ExperimentError(f"{where}: has no clients whose part could be hidden; privacy is for the others")
+        if any(not schema.slots for schema in algorithm.up):
+            raise ExperimentError(f"{where}: whether a client uploads depends on its data, which privacy cannot hide")
+        extra = sorted({number for schema in algorithm.up for number in schema.numbers} - set(UP))
+        if extra:
+            raise ExperimentError(f"{where}: clients send {extra[0]} beside their model, which privacy cannot hide")
 
     def make_aggregation(self) -> Aggregation[Any] | None:
         """The rule that replaces the algorithm's own; None where that one is wanted."""

@@ -28,6 +28,7 @@ from ternfed.algorithms.algorithm import (
 from ternfed.data.images import normalise
 from ternfed.data.partitions import histogram
 from ternfed.data.values import DataSet
+from ternfed.experiment.accountant import need_accounting
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import shown
 from ternfed.round.exchange import Broadcast, Broadcasts, reply
@@ -143,6 +144,8 @@ def open_federation(
     experiment.check_with(data, network.task)
     check_labels(network, data)
     algorithm = experiment.make_algorithm(network)
+    if experiment.privacy.clip is not None:
+        need_accounting()  # before anybody trains
     held, parts = experiment.make_partition(data.train.labels, network.task, data.clients)
     if algorithm.central:
         parts = [torch.cat(parts)]
@@ -227,7 +230,7 @@ def conclude(
 ) -> tuple[State, Round]:
     """Server: the next state and the round's record, from what arrived."""
     number = state.round + 1
-    server = federation.algorithm.update(state.server, uploads, _helpers(federation, number))
+    server = federation.algorithm.update(state.server, uploads, helpers_of(federation, number))
     server = replace(server, weights=federation.network.with_counters(server.weights))
     clock.lap("aggregate")
     measure = federation.network.task.metric.measure
@@ -294,7 +297,8 @@ def _numbers(site: Site, broadcast: Broadcast, round: int, work: Work, trained: 
     return numbers
 
 
-def _helpers(federation: Federation, number: int) -> Helpers:
+def helpers_of(federation: Federation, number: int) -> Helpers:
+    """What an algorithm's server half may ask in a round."""
     experiment, evaluator = federation.experiment, federation.held_out
 
     def decays_to(share: float) -> bool:

@@ -2,13 +2,14 @@
 
 A client says itself how many samples it trained on, and that is its weight in a mean. It counts for as many as it has
 by the partition of the experiment. One that claims more may have data of its own: it waits until the round is over, and
-counts for no more than `TIMES` the median of all claims. So the order of arrival makes no difference.
+counts for no more than the median of all claims. So the order of arrival makes no difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ternfed.aggregation.aggregation import Aggregation, Start, Uploads, median, refuse_second, values_of
@@ -17,28 +18,35 @@ from ternfed.round.acceptance import center_of
 from ternfed.round.exchange import Broadcast
 from ternfed.wire import Message
 
-TIMES = 2
-
 
 @dataclass(eq=False)
 class Intake:
     """What has arrived so far."""
 
     rule: Aggregation[Any]
-    arrived: Any
-    """The rule's own state."""
+    begin: Callable[[], Any]
+    """The rule's own state before the first upload."""
     registered: Sequence[int]
     """How many samples each client has by the partition."""
+    keeps: bool = False
+    """Whether what is taken in is kept, so that it can be counted without somebody."""
+    taken: dict[int, Message] = field(default_factory=dict)
     claims: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, Message] = field(default_factory=dict)
+    arrived: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrived = self.begin()
 
     @staticmethod
-    def of(algorithm: Algorithm, broadcast: Broadcast, registered: Sequence[int], expected: int) -> Intake:
+    def of(
+        algorithm: Algorithm, broadcast: Broadcast, registered: Sequence[int], expected: int, keeps: bool = False
+    ) -> Intake:
         """Before the first upload of a round in which so many clients were asked."""
-        rule = algorithm.aggregate
-        if rule.begin_at is None:
-            return Intake(rule, rule.begin(), registered)
-        return Intake(rule, rule.begin_at(Start(center_of(algorithm, broadcast), expected)), registered)
+        rule, begin = algorithm.aggregate, algorithm.aggregate.begin
+        if rule.begin_at is not None:
+            begin = partial(rule.begin_at, Start(center_of(algorithm, broadcast), expected))
+        return Intake(rule, begin, registered, keeps)
 
     def add(self, client: int, message: Message) -> None:
         """Take in what a client sent; one that cannot be averaged is refused by name."""
@@ -50,12 +58,21 @@ class Intake:
         else:
             self.rule.add(self.arrived, client, message)
         self.claims[client] = int(samples)
+        if self.keeps:
+            self.taken[client] = message
+
+    def of_only(self, clients: Sequence[int]) -> Uploads:
+        """What it would have come to with these clients alone."""
+        fresh = Intake(self.rule, self.begin, self.registered)
+        for client in clients:
+            fresh.add(client, self.taken[client])
+        return fresh.finish()
 
     def finish(self) -> Uploads:
         """All uploads made one, with a note on each that counts for less than it claimed."""
         notes: dict[int, str] = {}
         for client, message in self.waiting.items():
-            most = max(self.registered[client], TIMES * median(list(self.claims.values())))
+            most = max(self.registered[client], int(median(list(self.claims.values()))))
             if self.claims[client] > most:
                 notes[client] = f"client {client}: claimed {self.claims[client]} samples, counted as {most}"
                 message = Message(message.tensors, {**message.numbers, "samples": float(most)})

@@ -20,6 +20,7 @@ from ternfed.engines.flower.gate import Bytes, Gate
 from ternfed.engines.flower.link import Link, open_link
 from ternfed.engines.flower.uploads import accept
 from ternfed.round.acceptance import Bounds
+from ternfed.round.audit import finished, is_audited
 from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, RoundOutcome, conclude
 from ternfed.round.intake import Intake
@@ -170,7 +171,7 @@ def play_round(
                 missing=tuple(sorted(set(attempt.chosen) - set(attempt.holders))),
                 dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
             )
-            uploads = attempt.arrived.finish()
+            uploads = finished(federation, state, attempt.arrived)
             return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), by_client
         for client in sorted(attempt.dropped):
             say(f"round {state.round + 1}: {attempt.dropped[client]}")
@@ -208,7 +209,7 @@ class _Attempt:
         """Messages without a reply: to whom, and coded given which older broadcast."""
         self._pushed: dict[int, float] = {}
         broadcast = self.broadcasts.given(next(iter(self.broadcasts.groups(self.chosen)))).broadcast
-        self.arrived = Intake.of(algorithm, broadcast, federation.registered, len(self.chosen))
+        self.arrived = Intake.of(algorithm, broadcast, federation.registered, len(self.chosen), is_audited(federation))
 
     def play(self) -> None:
         self.clock.lap("broadcast")
