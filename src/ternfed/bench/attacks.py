@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from ternfed.bench.tables import markdown
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment
-from ternfed.files import write_atomically
 from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds, accepted, center_of
 from ternfed.round.audit import finished, is_audited
 from ternfed.round.exchange import Broadcasts, collect
@@ -193,13 +191,3 @@ def table(cells: Sequence[Cell]) -> str:
 
 def _shown(scores: Sequence[float]) -> str:
     return f"{100 * statistics.mean(scores):.1f} ({100 * min(scores):.1f})"
-
-
-def write_into(page: Path, name: str, text: str) -> None:
-    """Put a text between the comments `<!-- begin NAME -->` and `<!-- end NAME -->` of a page."""
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    whole = page.read_text(encoding="utf-8")
-    if whole.count(begin) != 1 or whole.count(end) != 1:
-        raise ValueError(f"{page}: needs the comments {begin} and {end} once each")
-    front, back = whole.split(begin)[0], whole.split(end)[1]
-    write_atomically(page, f"{front}{begin}\n{text}\n{end}{back}".encode())

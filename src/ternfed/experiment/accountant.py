@@ -1,4 +1,4 @@
-"""What a run with `privacy.clip` and `privacy.noise` gives away, by the accountant of dp-accounting.
+"""What a run with `privacy.clip` and `privacy.noise` gives away, by the RDP accountant of dp-accounting.
 
 Who takes part in a round follows from the experiment's seed, which every client knows. So no privacy is claimed from
 being drawn by chance: a client counts with every round that it took part in, and ε is that of the client with the most.
@@ -27,7 +27,7 @@ def epsilon(experiment: Experiment, rounds: int) -> float | None:
 def epsilon_of(noise: float, times: int, delta: float) -> float:
     """ε of so many sums with Gaussian noise, `noise` times as large as what one client can add."""
     accounting = need_accounting()
-    accountant = accounting.pld.PLDAccountant()
+    accountant = accounting.rdp.RdpAccountant()
     accountant.compose(accounting.GaussianDpEvent(noise), times)
     return float(accountant.get_epsilon(delta))
 
@@ -36,7 +36,7 @@ def need_accounting() -> Any:
     """The library, or the sentence that says how to install it."""
     try:
         import dp_accounting
-        import dp_accounting.pld
+        import dp_accounting.rdp
     except ImportError as error:
         raise ExperimentError(
             "privacy.noise: needs dp-accounting; install the extra [privacy]: pip install 'ternfed[privacy]'"

@@ -32,7 +32,7 @@ MAGIC = b"\xf3TM"
 VERSION = 2
 _FIXED = 8
 MOST_DIMENSIONS, MOST_ELEMENTS = 16, 1 << 48
-MOST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16
+USUAL_HEADER, MOST_HEADER, MOST_TENSORS = 1 << 16, 1 << 24, 1 << 16
 FREE_BYTES, RATIO = 1 << 20, 1024
 """A file of L bytes may hold FREE_BYTES + RATIO · L trits, and as many bytes of each other form: small stays small."""
 
@@ -137,7 +137,10 @@ def _read(path: str | PathLike[str]) -> bytes:
     """All of a file, once its header has said that its tensors may need so much."""
     with Path(path).open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
-        front = stream.read(min(size, MOST_HEADER + 32))
+        front = stream.read(min(size, USUAL_HEADER))
+        if len(front) > _FIXED:
+            length, start = varint.read(memoryview(front), _FIXED)
+            front += stream.read(max(0, min(size, start + min(length, MOST_HEADER)) - len(front)))
         schema, _, start = read_front(front, size)
         if size > start + (most := longest(schema)):
             raise TrailingBytes(f"{size - start} bytes follow the header, and its tensors need {most} at most")
