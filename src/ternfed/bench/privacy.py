@@ -21,7 +21,7 @@ from ternfed.round.federation import open_federation
 
 CLIP = 0.5
 NOISES = (None, 1.0, 4.0)
-ALGORITHMS = ("fedavg", "tfedavg")
+ALGORITHMS = ("fedavg",)
 SETTINGS = (
     "data.dataset=mnist", "federation.clients=1000", "federation.participation=0.5", "federation.rounds=10",
     "training.epochs=2", "training.batch=20", "training.rate=0.1",
