@@ -75,7 +75,7 @@ def read_json(path: Path) -> Any:
     """What a JSON file holds; None where there is none that can be read."""
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -101,6 +101,17 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(str(error)) from error
 
 
+MOST_SHOWN = 200
+
+
+def shown_name(text: str) -> str:
+    """A text out of a file as an error may say it: on one line, not long, and nothing that a terminal obeys."""
+    plain = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[: MOST_SHOWN + 1]
+    )
+    return plain if len(plain) <= MOST_SHOWN else f"{plain[:MOST_SHOWN]}…"
+
+
 def metadata(facts: Mapping[str, Any]) -> dict[str, str]:
     """Facts as a file's metadata."""
     return {KEY: json.dumps(facts, sort_keys=True)}
@@ -110,6 +121,6 @@ def facts_of(metadata: Mapping[str, str] | None) -> dict[str, Any]:
     """The facts in a file's metadata; none where it was not written here."""
     try:
         facts = json.loads((metadata or {}).get(KEY, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}

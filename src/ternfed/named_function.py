@@ -1,10 +1,22 @@
-"""Whatever a setting names as `module:function`."""
+"""Whatever a setting names as `module:function`, and which modules may be named at all.
+
+A name is code that runs. One that stands in a file is taken only where the user gave its module again (`check_code`).
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
+
+CODE = (("data", "dataset"), ("task", "name"), ("model", "name"), ("algorithm", "name"), ("federation", "aggregate"))
+"""The settings of an experiment that may name code: (section, key)."""
+
+FOLDERS = ("text", "arrays", "parquet")
+"""Kinds of folders of data: `kind:FOLDER` looks like the name of a function, and is none."""
 
 
 class FunctionMissing(ValueError):
@@ -15,9 +27,19 @@ class FunctionMissing(ValueError):
         self.reason = reason
 
 
-def named_function(name: str) -> Callable[..., Any]:
-    """The function that `module:function` names; FunctionMissing where there is none."""
+class NotAllowed(ValueError):
+    """A file names code that its reader was not told to run."""
+
+
+def named_function(name: str, makes: type | None = None) -> Callable[..., Any]:
+    """The function that `module:function` names; FunctionMissing where there is none.
+
+    It must be a function, or a class of what it `makes`, and belong to that module or its package: `module:Popen` of a
+    module that imports Popen names nothing. A user's module is looked for in the current folder too, after all others.
+    """
     module_name, _, function_name = name.partition(":")
+    if not module_name.startswith("ternfed.") and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may fail in any way
@@ -27,5 +49,33 @@ def named_function(name: str) -> Callable[..., Any]:
     if not callable(function):
         absent = f"the module {module_name} has no function {function_name}"
         raise FunctionMissing(absent, absent)
+    home = str(getattr(function, "__module__", None))
+    if home != module_name and not home.startswith(f"{module_name}."):
+        foreign = f"{function_name} is not defined in the module {module_name}"
+        raise FunctionMissing(foreign, foreign)
+    is_maker = makes is not None and isinstance(function, type) and issubclass(function, makes)
+    if not is_maker and not inspect.isfunction(inspect.unwrap(function)):
+        what = "no function" if makes is None else f"neither a function nor a {makes.__name__}"
+        other = f"{function_name} of the module {module_name} is {what}"
+        raise FunctionMissing(other, other)
     found: Callable[..., Any] = function
     return found
+
+
+def code_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(setting, name, module) for each `module:function` in an experiment's table."""
+    for section, key in CODE:
+        part = table.get(section)
+        name = part.get(key) if isinstance(part, Mapping) else None
+        if isinstance(name, str) and ":" in name:
+            yield f"{section}.{key}", name, name.partition(":")[0]
+
+
+def check_code(table: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
+    """Refuse an experiment of somebody else that names code outside of the modules that the user allowed."""
+    for key, name, module in code_in(table):
+        if module not in allowed and not (key == "data.dataset" and module in FOLDERS):
+            raise NotAllowed(
+                f'{key} = "{name}": {where} names code, which does not run unless you allow it; '
+                f"give --allow {module} where you trust that module"
+            )

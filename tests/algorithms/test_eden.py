@@ -15,10 +15,11 @@ from ternfed.algorithms.eden import Settings
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.engines import simulate
-from ternfed.engines.flower.uploads import Bounds, NotFinite, OutOfBounds, accept
+from ternfed.engines.flower.uploads import accept
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.models import mlp, resnet18
 from ternfed.quantize.grid import Grid
+from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds
 from ternfed.round.exchange import Broadcast, Broadcasts, collect, reply
 from ternfed.round.federation import Federation, answer, open_federation
 from ternfed.wire import Kind, Message, Value, WireError, WrongValue, dense
@@ -199,7 +200,7 @@ class TestLies:
 
 def accepted(made: Algorithm, own: Network, message: Message, broadcast: Broadcast) -> None:
     data = reply(made, message, {"round": 1, "samples": 3, "loss": 0.5}, broadcast)
-    accept(made, own.parameters, data, broadcast, client(), 1, Bounds())
+    accept(made, own, data, broadcast, client(), 1, Bounds())
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_an_impossible_value_is_refused_with_its_key_and_what_is_allowed(
         ({"federation": {"zzz": 5}},
          "federation.zzz = 5: no such setting; "
          "allowed are federation.clients, federation.participation, federation.rounds, federation.aggregate, "
-         "federation.trim"),
+         "federation.trim, federation.audit"),
         ({"model": {"activtion": "relu"}}, 'model.activtion = "relu": no such setting; did you mean model.activation?'),
         ({"model": {"inputs": 5}},
          "model.inputs = 5: no such setting; allowed are model.name, model.ternary, model.trainable, model.weights, "

@@ -9,8 +9,8 @@ Whatever the order of arrival, the result is the same bits. A message without te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -41,6 +41,17 @@ class Uploads:
     """One of each number that came with them, made by the same rule."""
     count: int
     skipped: int
+    notes: Mapping[int, str] = field(default_factory=dict)
+    """By client: what an upload was made to count as, where that is not what was sent."""
+
+
+class Start(NamedTuple):
+    """Where the clients of a round start from."""
+
+    center: Mapping[str, Tensor]
+    """The tensors that an upload would hold of a client that has learned nothing."""
+    expected: int
+    """So many uploads may come."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,8 @@ class Aggregation(Generic[State]):
     add: Callable[[State, int, Message], None]
     """Take in the message of the client with this index; one that is refused leaves the state as it was."""
     finish: Callable[[State], Uploads]
+    begin_at: Callable[[Start], State] | None = None
+    """The same as `begin`, for a rule that asks where the clients started from."""
 
 
 class Value(NamedTuple):
@@ -75,6 +88,11 @@ def samples_of(message: Message) -> int:
     if not 0 <= samples <= MOST_SAMPLES or samples != int(samples):
         raise NotSummable(f"samples = {samples:g}: a whole number from 0 to {MOST_SAMPLES} is needed")
     return int(samples)
+
+
+def median(numbers: Sequence[float]) -> float:
+    """The middle one; of an even number, the lower of the two in the middle."""
+    return sorted(numbers)[(len(numbers) - 1) // 2]
 
 
 def refuse_second(client: int, known: Mapping[int, object]) -> None:

@@ -123,6 +123,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         finish=finish,
         update=update,
         reference=reference,
+        changes=tuple(up_bits),
         server_memory=ServerMemory,
         needs_held_out=recounts(settings.statistics, network),
     )

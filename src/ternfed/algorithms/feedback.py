@@ -135,6 +135,7 @@ def with_feedback(name: str, network: Network, training: Training, ways: Ways, s
         finish=finish,
         update=update,
         reference=lambda message: {n: dense(message.tensors[n]) for n in (*names, *rest)},
+        changes=(*names, *rest),
         server_memory=ServerMemory,
         client_memory=ClientMemory,
         needs_held_out=recounts(statistics, network),

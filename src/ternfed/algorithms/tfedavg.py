@@ -170,6 +170,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         finish=finish,
         update=update,
         reference=reference,
+        changes=up_grid,
         server_memory=ServerMemory,
         client_memory=ClientMemory,
         retries=3,

@@ -5,9 +5,6 @@ Exit codes: 0; 1 for a run that failed; 2 for wrong input, with one clear senten
 
 from __future__ import annotations
 
-import os
-import sys
-
 import typer
 
 from ternfed.cli import bench, edge, network, plan, report, reproduce, run
@@ -23,8 +20,7 @@ for verbs in (run, plan, bench, edge, report, reproduce, network):
 
 
 def main() -> None:
-    """The entry point: own modules are found from the current directory."""
-    sys.path.insert(0, os.getcwd())
+    """The entry point."""
     app()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -114,6 +115,43 @@ def fuzz_wire(
         _print(bench.table(fuzzed, grown))
 
 
+def fuzz_files(
+    count: Annotated[int, typer.Option(min=1, help="Files to damage.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="The damage follows from it.")] = 0,
+) -> None:
+    """Damaged model files, arrays, experiments and run folders must be answered in one sentence."""
+    with answered():
+        from typer.main import get_command
+
+        from ternfed.bench import fuzz_files as bench
+        from ternfed.cli.app import app
+
+        verbs = get_command(app)
+        _print(bench.table(bench.run(lambda args: verbs.main(args, standalone_mode=False), count, seed, _tell)))
+
+
+def attacks(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 3,
+    into: Annotated[Path | None, typer.Option(help="A page to write the table into.")] = None,
+) -> None:
+    """What one liar of five does to a run, by attack and by aggregation rule; IID and four classes per client."""
+    with answered():
+        from ternfed.bench import attacks as bench
+
+        _tables(bench.table(_measured(bench.run(seeds))), "attacks", into)
+
+
+def privacy(
+    into: Annotated[Path | None, typer.Option(help="A page to write the table into.")] = None,
+    data: DataDir = None,
+) -> None:
+    """ε against accuracy on MNIST with 1,000 clients, by the noise."""
+    with answered():
+        from ternfed.bench import privacy as bench
+
+        _tables(bench.table(_measured(bench.run(data))), "privacy", into)
+
+
 def many_clients(
     clients: Annotated[int, typer.Option(min=10, help="The number of clients; a tenth take part.")] = 10_000,
     rounds: Annotated[int, typer.Option(min=1, help="The number of rounds.")] = 3,
@@ -175,11 +213,24 @@ def _measured(rows: Iterable[Anything]) -> list[Anything]:
         return list(rows)
 
 
+def _tables(text: str, name: str, into: Path | None) -> None:
+    from ternfed.bench.tables import write_into
+
+    if into is None:
+        _print(text)
+    else:
+        write_into(into, name, text)
+
+
+def _tell(text: str) -> None:
+    terminal.err.print(text)
+
+
 def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
 VERBS: tuple[Callable[..., None], ...] = (
-    step, wire, rounds, gpu, edge, edge_products, theory, cmfl_threshold, fuzz_wire, many_clients, network_bytes,
-    round_latency, slow_link,
+    step, wire, rounds, gpu, edge, edge_products, theory, cmfl_threshold, fuzz_wire, fuzz_files, attacks, privacy,
+    many_clients, network_bytes, round_latency, slow_link,
 )  # fmt: skip

@@ -10,7 +10,7 @@ import typer
 from rich.progress import track
 
 from ternfed.cli import terminal
-from ternfed.cli.options import DataDir, Json
+from ternfed.cli.options import Allow, DataDir, Json
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def export(
     best: Annotated[bool, typer.Option("--best/--last", help="The best model by validation, or the last.")] = True,
     normalise: Annotated[bool, typer.Option(help="Put the normalisation of the inputs into the ONNX graph.")] = True,
     exact: Annotated[bool, typer.Option(help="No int8 activations: exact, and large layers slower.")] = False,
+    allow: Allow = None,
     data: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -37,18 +38,20 @@ def export(
 
     which: Literal["best", "last"] = "best" if best else "last"
     with answered():
-        made = export_from(source, to, normalised=normalise, exact=exact, which=which, data_folder=data)
+        made = export_from(
+            source, to, normalised=normalise, exact=exact, which=which, data_folder=data, allow=allow or ()
+        )
         if as_json:
             terminal.print_json({**asdict(made), "path": str(made.path)})
             return
         terminal.out.print(
             f"{made.path}: {terminal.size(made.bytes)}, its weights as float32 {terminal.size(made.float32_bytes)}; "
-            f"ternary: {', '.join(made.ternary) or 'none'}",
+            f"ternary: {terminal.plain(', '.join(made.ternary) or 'none')}",
             highlight=False,
             soft_wrap=True,
         )
         for name, why in made.kept_float.items():
-            terminal.out.print(f"{name} stays in float: {why}", highlight=False)
+            terminal.out.print(terminal.plain(f"{name} stays in float: {why}"), highlight=False)
 
 
 def predict(
@@ -57,6 +60,7 @@ def predict(
     batch: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 64,
     out: Annotated[Path | None, typer.Option(help="Where the predictions go: .csv or .json.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads to compute with.")] = 1,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Predict with an exported model: accuracy, milliseconds per sample, predictions as CSV or JSON."""
@@ -64,8 +68,8 @@ def predict(
     from ternfed.edge import predict as predictions
 
     with answered():
-        opened = open_model(model, threads=threads)
-        samples, labels = samples_for(opened.facts, data, opened.task)
+        opened = open_model(model, threads=threads, allow=allow or ())
+        samples, labels = samples_for(opened.facts, data, opened.task, allow or ())
         batches = predictions(opened, samples, labels, batch=batch)
         total = -(-len(samples) // batch)
         shown = track(batches, "predicting", total, console=terminal.err, disable=as_json)
@@ -137,7 +141,7 @@ def _show_tern(file: Path) -> None:
 def _show_facts(found: Inspection) -> None:
     for key, value in found.facts.items():
         if value not in (None, {}, []):
-            terminal.out.print(f"{key}: {value}", highlight=False, soft_wrap=True, markup=False)
+            terminal.out.print(terminal.plain(f"{key}: {value}"), highlight=False, soft_wrap=True)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ternfed.cli import terminal
+from ternfed.cli.options import Allow
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def server(
     out: Annotated[Path | None, typer.Option(help="The run folder; else a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Delete an earlier run in --out.")] = False,
+    allow: Allow = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else there.")] = False,
 ) -> None:
@@ -85,12 +87,12 @@ def server(
         from ternfed.engines.flower.certs import Certificates
         from ternfed.engines.flower.deploy import Plan, serve
         from ternfed.engines.flower.server import ListenAddress, Terms
-        from ternfed.engines.flower.uploads import Bounds
         from ternfed.experiment.experiment import Experiment
+        from ternfed.round.acceptance import Bounds
         from ternfed.runs.folder import fresh_folder
         from ternfed.runs.records import warnings_of
 
-        experiment = Experiment.given(file, given, out if resume else None)
+        experiment = Experiment.given(file, given, out if resume else None, allow or ())
         _one_thread()
         listen = None if certs is None else ListenAddress(Certificates(certs), host, port)
         terms = Terms(deadline, patience, least, Bounds(scale_bound, weight_bound, samples_bound))
@@ -101,7 +103,7 @@ def server(
         rounds = serve(plan, _say(as_json))
         warns = partial(warnings_of, experiment=experiment)
         for outcome in terminal.show_rounds(rounds, total, experiment.name, quiet=as_json, warns=warns):
-            for reason in outcome.dropped:
+            for reason in (*outcome.dropped, *outcome.capped):
                 _say(as_json)(f"round {outcome.round}: {reason}")
         _show_end(folder, experiment, as_json)
 
@@ -157,7 +159,7 @@ def _show_end(folder: Path, experiment: Experiment, as_json: bool) -> None:
 def _say(quiet: bool) -> Callable[[str], None]:
     def say(text: str) -> None:
         if not quiet:
-            terminal.err.print(text.replace("[", r"\["), highlight=False, soft_wrap=True)
+            terminal.err.print(terminal.plain(text), highlight=False, soft_wrap=True)
 
     return say
 

@@ -9,6 +9,10 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", help="A module of yours whose code a file may name; may be repeated."),
+]
 Device = Annotated[str, typer.Option(help="Where to train: cpu or cuda.")]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ternfed.cli import terminal
-from ternfed.cli.options import DataDir, Json
+from ternfed.cli.options import Allow, DataDir, Json
 from ternfed.cli.terminal import answered, size
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def plan(
     up: Annotated[float, typer.Option(help="A client's link to the server, Mbit/s.")] = 11.05,
     down: Annotated[float, typer.Option(help="And from the server, Mbit/s.")] = 26.36,
     flips: Annotated[float, typer.Option(help="Share of trits that flip in a typical round.")] = 0.2,
+    allow: Allow = None,
     data: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -66,7 +67,7 @@ def plan(
         file = Path(model) if model.endswith(".toml") or Path(model).is_file() else None
         given = [] if file else [f"model.name={model}"]
         given += [f"{key}={flags[flag]}" for flag, key in FLAGS.items() if flags[flag] is not None]
-        experiment = Experiment.given(file, [*given, *(settings or [])])
+        experiment = Experiment.given(file, [*given, *(settings or [])], allow=allow or ())
         made = make_plan(experiment, Link(up, down), flips, data)
         if as_json:
             terminal.print_json(_table(made))

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from ternfed.cli import terminal
-from ternfed.cli.options import DataDir, Json
+from ternfed.cli.options import Allow, DataDir, Json
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def reproduce(
     listing: Annotated[bool, typer.Option("--list", help="Show the rows and how far they are; run nothing.")] = False,
     out: Annotated[Path, typer.Option(help="Where the runs go: OUT/NAME/seed-K.")] = RESULTS,
     rows: Annotated[Path | None, typer.Option(help="A folder with rows of your own, one TOML file each.")] = None,
+    allow: Allow = None,
     data: DataDir = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; else each row's own.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds; else as many as each row says.")] = None,
@@ -56,7 +57,7 @@ def reproduce(
         from ternfed.paper import reproduce as library
         from ternfed.paper.rows import PLACES, choose_rows, find_rows
 
-        known = find_rows(PLACES if rows is None else (rows,))
+        known = find_rows(PLACES if rows is None else (rows,), allow or ())
         if not names and not listing:
             raise ValueError("name a row, a pattern, a table or figure, or all; --list shows them")
         chosen, given = choose_rows(known, names or ["all"]), tuple(settings or ())

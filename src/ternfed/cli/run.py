@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ternfed.cli import terminal
-from ternfed.cli.options import DataDir, Device, Json, check_device
+from ternfed.cli.options import Allow, DataDir, Device, Json, check_device
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Delete an earlier run in --out first.")] = False,
+    allow: Allow = None,
     data: DataDir = None,
     device: Device = "cpu",
     as_json: Json = False,
@@ -91,7 +92,8 @@ def run(
             raise ValueError("--resume: --out names the run to resume")
         given = [f"{key}={flags[flag]}" for flag, key in FLAGS.items() if flags[flag] is not None]
         given += [f"seed={seed}"] if seed is not None else []
-        experiment = Experiment.given(file, [*given, *(settings or [])], out if resume and seeds == 1 else None)
+        resumed = out if resume and seeds == 1 else None
+        experiment = Experiment.given(file, [*given, *(settings or [])], resumed, allow or ())
         base = out or fresh_folder(experiment.name)
         results: list[dict[str, Any]] = []
         for offset in range(seeds):

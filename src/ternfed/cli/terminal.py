@@ -90,7 +90,7 @@ def summary_table(rows: Mapping[str, Mapping[str, Any]], measure: Measure, title
     first = next(iter(rows.values()))
     for name, row in rows.items():
         table.add_row(
-            name,
+            plain(name),
             "–" if row[measure.name] is None else _score(row[measure.name], measure),
             _against(row["bytes_up"], first["bytes_up"]),
             _against(row["bytes_down"], first["bytes_down"]),
@@ -116,16 +116,18 @@ def print_json(value: Any) -> None:
 
 def warn(message: object) -> None:
     """A sentence on standard error about something that worked but may not be what was meant."""
-    err.print(f"[yellow]ternfed: warning:[/yellow] {_plain(message)}", highlight=False, soft_wrap=True)
+    err.print(f"[yellow]ternfed: warning:[/yellow] {plain(message)}", highlight=False, soft_wrap=True)
 
 
 def fail(message: object) -> None:
     """One clear sentence on standard error."""
-    err.print(f"[red]ternfed:[/red] {_plain(message)}", highlight=False, soft_wrap=True)
+    err.print(f"[red]ternfed:[/red] {plain(' '.join(str(message).splitlines()))}", highlight=False, soft_wrap=True)
 
 
-def _plain(message: object) -> str:
-    return str(message).replace("[", r"\[")
+def plain(message: object) -> str:
+    """A text as it may be shown: no markup of rich's, and nothing that a terminal obeys."""
+    letters = (letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in str(message))
+    return "".join(letters).replace("[", r"\[")
 
 
 def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -134,7 +136,7 @@ def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place == 0 else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(plain, row))
     return table
 
 
@@ -153,10 +155,10 @@ def answered(*, begun: bool = False, interrupted: str = "") -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort):  # RuntimeErrors to Python
         raise
-    except (ValueError, ImportError, RuntimeError, OSError) as error:
+    except (ValueError, ImportError, RuntimeError, OSError, MemoryError) as error:
         if os.environ.get("TERNFED_TRACEBACK"):
             raise
-        fail(error)
+        fail(str(error) or type(error).__name__)
         raise typer.Exit(1 if begun or _is_failure(error) else 2) from error
     except KeyboardInterrupt as error:
         fail(f"interrupted; {interrupted}" if interrupted else "interrupted")
@@ -164,4 +166,4 @@ def answered(*, begun: bool = False, interrupted: str = "") -> Iterator[None]:
 
 
 def _is_failure(error: Exception) -> bool:
-    return isinstance(error, RuntimeError | OSError) and not isinstance(error, NOT_THERE)
+    return isinstance(error, RuntimeError | OSError | MemoryError) and not isinstance(error, NOT_THERE)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from ternfed.data.npy import read_npy
 from ternfed.data.values import DataMissing, DataSet, Samples
 from ternfed.files import replacing
 
@@ -68,7 +69,7 @@ def read_arrays(folder: Path) -> Arrays:
                 f"{whole}: not there, nor all of its parts (found {found}); write it again with save_arrays"
             )
         try:
-            arrays[field] = np.concatenate([np.load(file) for file in files]) if len(files) > 1 else np.load(whole)
+            arrays[field] = np.concatenate([read_npy(file) for file in files]) if len(files) > 1 else read_npy(whole)
         except (OSError, ValueError, EOFError) as error:
             raise DataMissing(f"{whole}: cannot be read ({error}); write it again with save_arrays") from error
     for split in SPLITS:

@@ -28,7 +28,7 @@ from ternfed.data.hub import decode_splits, from_hub, open_hub
 from ternfed.data.images import Augment, crop_flip, normalise
 from ternfed.data.text import LENGTH, read_text, text_files
 from ternfed.data.values import DataMissing, DataSet, Samples, from_arrays
-from ternfed.named_function import FunctionMissing, named_function
+from ternfed.named_function import FOLDERS, FunctionMissing, named_function
 from ternfed.task import CLASSIFICATION, Task
 
 __all__ = [
@@ -74,8 +74,6 @@ _KNOWN = {
 CLASSES = {"digits": 10, **dict.fromkeys(_KNOWN, 10)}
 """How many classes those of them have that have any."""
 NAMES = (*CLASSES, "shakespeare", *FEDERATED)
-FOLDERS = ("text", "arrays", "parquet")
-"""Kinds of folders, for `kind:FOLDER`."""
 DIGITS = (1, 8, 8)
 """The shape of a sample."""
 SHAKESPEARE = 75
@@ -230,7 +228,7 @@ def _digits() -> DataSet:
 
 def _own(name: str, task: Task) -> DataSet:
     try:
-        made = named_function(name)
+        made = named_function(name, DataSet)
     except FunctionMissing as error:
         raise DataMissing(
             f"dataset = {name}: cannot be imported ({error.reason}); module:function of an importable module is needed"

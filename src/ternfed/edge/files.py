@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -87,9 +87,10 @@ def export_from(
     exact: bool = False,
     which: Literal["best", "last"] = "best",
     data_folder: Path | None = None,
+    allow: Collection[str] = (),
 ) -> Exported:
     """What `ternfed export` does: `export` of a run folder, or of a `.tern` or `.safetensors` file that it wrote."""
-    model = open_trained(source, which=which, data_folder=data_folder)
+    model = open_trained(source, which=which, data_folder=data_folder, allow=allow)
     return export(model, to, normalised=normalised, exact=exact)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from ternfed.data.images import normalise
 from ternfed.data.values import DataSet
+from ternfed.files import shown_name
 
 
 class ModelError(ValueError):
@@ -40,12 +40,6 @@ class Inputs:
         if samples.dtype == torch.int64:
             return Inputs(shape, "int64", vocabulary=data.vocabulary)
         return Inputs(shape, "float32", data.mean, data.std)
-
-    @staticmethod
-    def from_table(table: Mapping[str, Any]) -> Inputs:
-        """Those that a file's metadata describes."""
-        shape, mean, std = (tuple(table[key]) for key in ("shape", "mean", "std"))
-        return Inputs(shape, table["dtype"], mean, std, table.get("vocabulary"))
 
     def example(self, batch: int) -> Tensor:
         """So many samples of this kind, always the same ones: (batch, *shape)."""
@@ -79,5 +73,10 @@ def reason(error: BaseException) -> str:
     """The first line of the error that started it all, and its kind."""
     while error.__cause__ is not None:
         error = error.__cause__
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return shown_name(lines[0]) if lines else "no message"

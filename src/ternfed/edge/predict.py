@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ternfed.data.images import normalise
+from ternfed.data.npy import read_npy, read_npz
 from ternfed.data.sets import NAMES, is_text, load
 from ternfed.data.values import Samples
-from ternfed.edge.inputs import Inputs, ModelError
+from ternfed.edge.facts import checked, inputs_of
+from ternfed.edge.inputs import ModelError, first_line
 from ternfed.edge.runtime import session
 from ternfed.edge.trained import from_file, task_of
 from ternfed.experiment.experiment import Experiment
-from ternfed.files import facts_of
+from ternfed.files import facts_of, shown_name
+from ternfed.named_function import check_code
 from ternfed.task import CLASSIFICATION, Task
 
 Array = NDArray[Any]
@@ -68,21 +71,27 @@ class Prediction:
 
 
 def open_model(
-    path: str | Path, *, network: nn.Module | None = None, task: Task | None = None, threads: int = 1
+    path: str | Path,
+    *,
+    network: nn.Module | None = None,
+    task: Task | None = None,
+    threads: int = 1,
+    allow: Collection[str] = (),
 ) -> Predictor:
     """A `.onnx`, `.tern` or `.safetensors` file, ready to predict.
 
     The last two hold weights alone: their network is made from the settings in the file, or is the one given. A model
-    that learned a task of the user's own needs that too.
+    that learned a task of the user's own needs that too. Code that a file names runs only where `allow` names its
+    module.
     """
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
     if path.suffix == ".onnx":
-        return _open_onnx(path, threads, task)
+        return _open_onnx(path, threads, task, allow)
     if path.suffix not in (".tern", ".safetensors"):
         raise ModelError(f"{path}: .onnx, .tern or .safetensors is needed")
-    model = from_file(path, network, task)
+    model = from_file(path, network, task, allow)
     inputs = model.inputs
 
     def run(samples: Array) -> Array:
@@ -95,15 +104,17 @@ def open_model(
 
 
 def samples_for(
-    facts: Mapping[str, Any], data: str | None = None, task: Task = CLASSIFICATION
+    facts: Mapping[str, Any], data: str | None = None, task: Task = CLASSIFICATION, allow: Collection[str] = ()
 ) -> tuple[Array, Array | None]:
     """Samples to predict and their labels, None where there are none.
 
     `data` is a data set by name (its test samples), a folder that holds the model's own data set, a `.npy` file of
-    samples, or a `.npz` file with `inputs` and, if known, `labels`. None is the test set the model was trained for.
+    samples, or a `.npz` file with `inputs` and, if known, `labels`. None is the test set the model was trained for;
+    where that is code (`module:function`), `allow` must name its module.
     """
     settings = facts.get("settings") or {}
-    own = (settings.get("data") or {}).get("dataset")
+    said = settings.get("data")
+    own = said.get("dataset") if isinstance(said, dict) else None
     if data is not None and Path(data).suffix in (".npy", ".npz"):
         return _from_arrays(Path(data), task)
     if data is not None and is_text(data) and is_text(str(own)):  # in sequences as the model was trained on
@@ -114,11 +125,10 @@ def samples_for(
         return _arrays(load(data, task=task).test)
     if own is None:
         raise ModelError("the model does not say what data it is for; name a data set, or a .npy or .npz file")
-    if data is None:
-        return _arrays(Experiment.from_table(settings).load_data().test)
-    if not Path(data).is_dir():
+    if data is not None and not Path(data).is_dir():
         raise ModelError(f"{data}: {', '.join(NAMES)}, module:function, a folder, a .npy or a .npz file is allowed")
-    return _arrays(Experiment.from_table(settings).load_data(Path(data)).test)
+    check_code(settings, allow, "the model")
+    return _arrays(Experiment.from_table(settings).load_data(None if data is None else Path(data)).test)
 
 
 def predict(model: Predictor, samples: Array, labels: Array | None = None, *, batch: int = 64) -> Iterator[Batch]:
@@ -176,23 +186,30 @@ def write_predictions(path: str | Path, result: Prediction, labels: Array | None
             writer.writerow([index, predicted] if known is None else [index, predicted, known[index]])
 
 
-def _open_onnx(path: Path, threads: int, given: Task | None) -> Predictor:
+def _open_onnx(path: Path, threads: int, given: Task | None, allow: Collection[str]) -> Predictor:
     try:
         opened = session(str(path), threads)
     except ModelError:
         raise
     except Exception as error:  # onnxruntime's errors share no base class but this
-        raise ModelError(f"{path}: onnxruntime cannot open it ({str(error).splitlines()[0]})") from error
+        raise ModelError(f"{path}: onnxruntime cannot open it ({first_line(error)})") from error
     facts = facts_of(opened.get_modelmeta().custom_metadata_map)
-    task = task_of(path, facts, given)
+    inputs = inputs_of(checked(facts, path), path) if facts else None
+    task = task_of(path, facts, given, allow)
+    if len(opened.get_inputs()) != 1 or not opened.get_outputs():
+        raise ModelError(f"{path}: takes {len(opened.get_inputs())} inputs; a model of one input is needed")
     name = opened.get_inputs()[0].name
     inside = facts.get("normalisation", "inside") == "inside"
-    inputs = Inputs.from_table(facts["inputs"]) if facts else None
 
     def run(samples: Array) -> Array:
         if inputs is not None and not inside:
             samples = normalise(torch.from_numpy(samples), inputs.mean, inputs.std).numpy()
-        result: Array = opened.run(None, {name: samples})[0]
+        try:
+            result: Any = opened.run(None, {name: samples})[0]
+        except Exception as error:
+            raise ModelError(f"{path}: onnxruntime cannot run it ({first_line(error)})") from error
+        if not isinstance(result, np.ndarray) or result.shape[:1] != samples.shape[:1]:
+            raise ModelError(f"{path}: does not give one output per sample")
         return result
 
     return Predictor(run, facts, task)
@@ -202,7 +219,7 @@ def _fitting(samples: Array, facts: Mapping[str, Any]) -> Array:
     """Samples of the shape and the type that the model was trained with, or an error that says what is wrong."""
     if not facts:
         return samples
-    inputs = Inputs.from_table(facts["inputs"])
+    inputs = inputs_of(facts, Path("the model"))
     if samples.shape[1:] != inputs.shape:
         wanted = "×".join(map(str, inputs.shape))
         raise ModelError(f"samples of shape {samples.shape[1:]} were given; the model takes {wanted} each")
@@ -225,13 +242,18 @@ def _arrays(samples: Samples) -> tuple[Array, Array]:
 
 def _from_arrays(path: Path, task: Task) -> tuple[Array, Array | None]:
     try:
-        held = np.load(path, allow_pickle=False)
+        held = {"inputs": read_npy(path)} if path.suffix == ".npy" else read_npz(path)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as numpy arrays ({error})") from error
-    if isinstance(held, np.ndarray):
-        return held, None
-    with held:
-        if "inputs" not in held:
-            raise ModelError(f"{path}: holds {', '.join(held.files)}; inputs (and labels, if known) is needed")
-        labels = torch.from_numpy(held["labels"]).to(task.targets).numpy() if "labels" in held else None
-        return held["inputs"], labels
+        raise ModelError(f"{path}: cannot be read as numpy arrays ({first_line(error)})") from error
+    if "inputs" not in held or not held["inputs"].shape:
+        names = shown_name(", ".join(held))
+        raise ModelError(f"{path}: holds {names}; inputs, one per sample, (and labels, if known) is needed")
+    labels = held.get("labels")
+    if labels is None:
+        return held["inputs"], None
+    if not labels.dtype.isnative:
+        labels = labels.astype(labels.dtype.newbyteorder("="))
+    try:
+        return held["inputs"], torch.from_numpy(labels).to(task.targets).numpy()
+    except TypeError as error:
+        raise ModelError(f"{path}: labels of type {labels.dtype} cannot be used") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,10 +15,14 @@ from torch import Tensor, nn
 
 from ternfed.algorithms.algorithm import Network
 from ternfed.data.values import DataSet, Samples
+from ternfed.edge.facts import checked, inputs_of, score_of
 from ternfed.edge.inputs import Inputs, ModelError, call
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.named import find_task
-from ternfed.files import facts_of, load_tensors
+from ternfed.experiment.sections import TaskSettings
+from ternfed.experiment.settings import read
+from ternfed.files import facts_of, load_tensors, shown_name
+from ternfed.named_function import check_code
 from ternfed.quantize.choice import NoTernaryLayersError, can_be_ternary
 from ternfed.quantize.layers import freeze, ternary_weights
 from ternfed.quantize.ternary import Ternary, recognise
@@ -118,11 +122,19 @@ def trained(
 
 
 def from_run(
-    folder: str | Path, *, which: Literal["best", "last"] = "best", data_folder: Path | None = None
+    folder: str | Path,
+    *,
+    which: Literal["best", "last"] = "best",
+    data_folder: Path | None = None,
+    allow: Collection[str] = (),
 ) -> Trained:
-    """The model of a run folder: the one that judged best on held-out data, or that of the last round."""
+    """The model of a run folder: the one that judged best on held-out data, or that of the last round.
+
+    Code that the folder names (`module:function`) runs only where `allow` names its module.
+    """
     path = Path(folder)
     run = read_run(path)
+    check_code(run.settings, allow, str(path))
     experiment = Experiment.from_table(run.settings)
     data = experiment.load_data(data_folder)
     network = experiment.make_network(data)
@@ -142,49 +154,62 @@ def from_run(
     return result
 
 
-def from_file(path: str | Path, network: nn.Module | None = None, task: Task | None = None) -> Trained:
+def from_file(
+    path: str | Path, network: nn.Module | None = None, task: Task | None = None, allow: Collection[str] = ()
+) -> Trained:
     """The model of a `.tern` or `.safetensors` file that `export` wrote; its weights are held to their digest.
 
     The network and the task are made from the settings in the file; a model that was exported without settings needs
-    its network given, and one that learned a task of the user's own needs that.
+    its network given, and one that learned a task of the user's own needs that. Code that the settings name runs only
+    where `allow` names its module.
     """
     path = Path(path)
     weights, facts = read_weights(path)
-    if not {"digest", "inputs", "classes"} <= set(facts):
-        raise ModelError(f"{path}: was not written by ternfed export; export the run folder instead")
-    task = task_of(path, facts, task)
-    inputs = Inputs.from_table(facts["inputs"])
+    checked(facts, path)
+    task = task_of(path, facts, task, allow)
+    inputs = inputs_of(facts, path)
     if network is None:
-        network = _network(path, facts, inputs)
+        network = _network(path, facts, inputs, weights, allow)
     _load_weights(network, weights, str(path))
     result = trained(
         network, inputs, classes=facts["classes"], settings=facts["settings"],
-        score=facts.get(task.metric.measure.name), round=facts["round"], task=task,
+        score=score_of(facts, task.metric.measure.name, path), round=facts["round"], task=task,
     )  # fmt: skip
     if digest(result.weights) != facts["digest"]:
         raise ModelError(f"{path}: its weights do not have the digest it states; the file was changed")
     return _with_kept(result, facts["float"])
 
 
-def task_of(path: Path, facts: Mapping[str, Any], given: Task | None = None) -> Task:
+def task_of(path: Path, facts: Mapping[str, Any], given: Task | None = None, allow: Collection[str] = ()) -> Task:
     """The task that a model learned: the one given, or that of its settings; never another than it learned."""
-    settings = (facts.get("settings") or {}).get("task")
-    task = given or (find_task(**settings) if settings else CLASSIFICATION)
+    named = (facts.get("settings") or {}).get("task")
+    task = given
+    if task is None and named is not None:
+        check_code({"task": named}, allow, str(path))
+        own = read(TaskSettings, named, "task") if isinstance(named, dict) and len(named) == 2 else None
+        if own is None:
+            raise ModelError(f"{path}: its settings name no task with its metric; give its task")
+        task = find_task(own.name, own.metric)
+    task = task or CLASSIFICATION
     learned = facts.get("task", CLASSIFICATION.name)
     if learned != task.name:
-        raise ModelError(f"{path}: its model learned {learned}, not {task.name}; give its task")
+        raise ModelError(f"{path}: its model learned {shown_name(learned)}, not {task.name}; give its task")
     return task
 
 
 def open_trained(
-    source: str | Path, *, which: Literal["best", "last"] = "best", data_folder: Path | None = None
+    source: str | Path,
+    *,
+    which: Literal["best", "last"] = "best",
+    data_folder: Path | None = None,
+    allow: Collection[str] = (),
 ) -> Trained:
     """The model of a run folder, a `.tern` or a `.safetensors` file."""
     path = Path(source)
     if path.is_dir():
-        return from_run(path, which=which, data_folder=data_folder)
+        return from_run(path, which=which, data_folder=data_folder, allow=allow)
     if path.suffix in (".tern", ".safetensors"):
-        return from_file(path)
+        return from_file(path, allow=allow)
     raise ModelError(f"{path}: a run folder, a .tern or a .safetensors file can be exported")
 
 
@@ -246,7 +271,9 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ModelError(f"{path}: is no safetensors file ({error})") from error
 
 
-def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
+def _network(
+    path: Path, facts: Mapping[str, Any], inputs: Inputs, weights: Mapping[str, Tensor], allow: Collection[str]
+) -> nn.Module:
     if facts["settings"] is None:
         raise ModelError(f"{path}: holds weights without settings to make the network from; give the network")
     dtype = {"uint8": torch.uint8, "int64": torch.int64}.get(inputs.dtype, torch.float32)
@@ -254,7 +281,12 @@ def _network(path: Path, facts: Mapping[str, Any], inputs: Inputs) -> nn.Module:
     shape_only = DataSet(
         "the file", sample, sample, facts["classes"], inputs.mean, inputs.std, vocabulary=inputs.vocabulary
     )
+    check_code(facts["settings"], allow, str(path))
     experiment = Experiment.from_table(facts["settings"])
+    # Settings are a few bytes that may ask for any amount of memory; the weights of the file really are there.
+    asked, held = experiment.network_size(shape_only), sum(tensor.numel() for tensor in weights.values())
+    if asked is not None and asked > held:
+        raise ModelError(f"{path}: its settings make a network of {asked:,} numbers, and the file holds {held:,}")
     started = replace(experiment.model, weights=None)  # the file itself has them
     return replace(experiment, model=started).make_network(shape_only).model
 

@@ -20,8 +20,11 @@ from ternfed.data.clients import Batches, Clients, from_clients
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
+from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds, accepted
+from ternfed.round.audit import finished, is_audited
 from ternfed.round.exchange import Broadcast, Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
+from ternfed.round.intake import Intake
 from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunError, RunFolder, Saved
@@ -144,8 +147,9 @@ def play_round(federation: Federation, state: State) -> tuple[State, Round]:
     received = _download(broadcasts, chosen, traffic)
     clock.lap("broadcast")
     memories = dict(state.memories)
-    aggregate = federation.algorithm.aggregate
-    arrived = aggregate.begin()
+    arrived = Intake.of(
+        federation.algorithm, broadcasts.any(), federation.registered, len(chosen), is_audited(federation)
+    )
     dropped: dict[int, str] = {}
     waiting = iter(chosen)
     while chunk := list(islice(waiting, CHUNK)):
@@ -155,7 +159,7 @@ def play_round(federation: Federation, state: State) -> tuple[State, Round]:
         raise DivergedError(f"training diverged on every client of round {number} ({reason}); lower training.rate")
     holders = tuple(client for client in chosen if client not in dropped)
     after = RoundOutcome(broadcasts, holders, memories, missing=tuple(dropped), dropped=tuple(dropped.values()))
-    return conclude(federation, state, aggregate.finish(arrived), traffic, clock, after)
+    return conclude(federation, state, finished(federation, state, arrived), traffic, clock, after)
 
 
 def _download(broadcasts: Broadcasts, chosen: Sequence[int], traffic: Traffic) -> dict[int, Broadcast]:
@@ -173,7 +177,7 @@ def _train_and_upload(
     chunk: Sequence[int],
     received: Mapping[int, Broadcast],
     memories: dict[int, Any],
-    arrived: Any,
+    arrived: Intake,
     traffic: Traffic,
     clock: Clock,
 ) -> dict[int, str]:
@@ -198,9 +202,10 @@ def _train_and_upload(
         try:
             data, memory = upload(site, number, broadcast, started, work, trained)
             message = collect(federation.algorithm, data, broadcast)
-            meaning = federation.algorithm.meaning(message, site.client(number))
-            federation.algorithm.aggregate.add(arrived, site.index, meaning)
-        except (NonFiniteError, NotSummable) as error:
+            sender, bounds = site.client(number), Bounds()
+            meaning = accepted(federation.algorithm, federation.network, message, broadcast, sender, bounds)
+            arrived.add(site.index, meaning)
+        except (NonFiniteError, NotSummable, NotFinite, OutOfBounds) as error:
             dropped[site.index] = f"client {site.index}: {error}"
             continue
         memories[site.index] = memory

@@ -26,6 +26,7 @@ COMMON: Mapping[str, Table] = {
         "schedule": "constant", "precision": "float32",
     },
     "algorithm": {"name": "tfedavg"},
+    "privacy": {},
 }  # fmt: skip
 """What applies unless one of the tables below says otherwise; a later table overrides an earlier one."""
 
@@ -103,7 +104,12 @@ DEPENDENT: Mapping[tuple[str, str], Mapping[str, Table]] = {
 }
 """Settings that exist only with one value of another setting, and their defaults."""
 
-FURTHER: Mapping[str, tuple[str, ...]] = {"data": ("length", "tokenizer"), "task": ("metric",)}
+FURTHER: Mapping[str, tuple[str, ...]] = {
+    "data": ("length", "tokenizer"),
+    "task": ("metric",),
+    "federation": ("audit",),
+    "privacy": ("clip", "noise", "delta"),
+}
 """Settings whose defaults depend on more than one word."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -112,7 +118,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         *(key for (of, _), words in DEPENDENT.items() if of == section for table in words.values() for key in table),
         *FURTHER.get(section, ()),
     )
-    for section in ("data", "task", "federation", "training")
+    for section in ("data", "task", "federation", "training", "privacy")
 }
 """Every setting of the sections that are the same for all networks and algorithms."""
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn, unique
 
 from ternfed.aggregation.aggregation import Aggregation
-from ternfed.algorithms.algorithm import Algorithm, Network, Training
+from ternfed.aggregation.private_mean import private
+from ternfed.algorithms.algorithm import UP, Algorithm, Network, Training
 from ternfed.data.partitions import hold_out
 from ternfed.data.sets import CLASSES, load
 from ternfed.data.text import LENGTH
@@ -32,10 +33,12 @@ from ternfed.experiment.sections import (
     DataSettings,
     FederationSettings,
     ModelSettings,
+    PrivacySettings,
     TaskSettings,
     TrainingSettings,
 )
 from ternfed.experiment.settings import ExperimentError, Table, convert, either, need, plain, read, shown, write
+from ternfed.named_function import check_code, code_in
 from ternfed.task import CLASSIFICATION, Task
 
 __all__ = ["Experiment", "ExperimentError", "override", "read_table"]
@@ -54,6 +57,7 @@ class Experiment:
     federation: FederationSettings
     training: TrainingSettings
     algorithm: AlgorithmChoice
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     def __post_init__(self) -> None:
         letters = self.name.replace("-", "").replace("_", "").replace(".", "")
@@ -77,6 +81,7 @@ class Experiment:
             read(FederationSettings, whole["federation"], "federation"),
             read(TrainingSettings, whole["training"], "training"),
             _read_algorithm(whole["algorithm"]),
+            read(PrivacySettings, whole["privacy"], "privacy"),
         )
 
     @staticmethod
@@ -85,18 +90,27 @@ class Experiment:
         return Experiment.from_table(override(_parse(text, "the experiment"), settings))
 
     @staticmethod
-    def from_file(path: str | Path, settings: Iterable[str] = ()) -> Experiment:
-        """The experiment of a TOML file; `settings` (`key=value`) override what the file says."""
+    def from_file(path: str | Path, settings: Iterable[str] = (), allow: Iterable[str] = ()) -> Experiment:
+        """The experiment of a TOML file; `settings` (`key=value`) override what the file says.
+
+        Code that the file names (`module:function`) must be of a module in `allow`, or of one that a setting names.
+        """
+        settings = list(settings)
         # What a row of the paper's tables says about itself (rows.py) is no setting of its experiment.
         table = {key: value for key, value in read_table(path).items() if key != "reproduce"}
-        return Experiment.from_table(override(table, settings))
+        whole = override(table, settings)
+        named_again = [module for _, _, module in code_in(override({}, settings))]
+        check_code(whole, (*allow, *named_again), str(path))
+        return Experiment.from_table(whole)
 
     @staticmethod
-    def given(file: Path | None, settings: Iterable[str], resumed: Path | None = None) -> Experiment:
+    def given(
+        file: Path | None, settings: Iterable[str], resumed: Path | None = None, allow: Iterable[str] = ()
+    ) -> Experiment:
         """What a command line asks for: a file, a run to be resumed, or neither; `settings` override what it says."""
         if file is None and resumed is not None:
             file = resumed / "config.toml"
-        return Experiment.from_toml("", settings) if file is None else Experiment.from_file(file, settings)
+        return Experiment.from_toml("", settings) if file is None else Experiment.from_file(file, settings, allow)
 
     def with_settings(self, settings: Iterable[str]) -> Experiment:
         """This experiment with these settings overriding its own; what belongs to a choice that changes starts anew.
@@ -121,11 +135,13 @@ class Experiment:
             "federation": {key: value for key, value in write(self.federation).items() if value != "none"},
             "training": write(self.training),
             "algorithm": {"name": self.algorithm.name, **preset, **write(self.algorithm.settings)},
+            **({} if self.privacy.clip is None else {"privacy": write(self.privacy)}),
         }
 
     def differences(self, other: Experiment) -> Iterator[tuple[str, Any, Any]]:
         """(key, own value, the other's) of every setting in which two experiments differ; None on a side without it."""
-        before, after = self.to_table(), other.to_table()
+        none: Table = {"privacy": {}}
+        before, after = {**none, **self.to_table()}, {**none, **other.to_table()}
         if not any(named.find_algorithm(each.algorithm.name).about.trains_ternary for each in (self, other)):
             del before["model"]["ternary"], after["model"]["ternary"]
         for section, own in before.items():
@@ -194,6 +210,10 @@ class Experiment:
         made = named.make_network(own.name, own.ternary, own.options, data, self.seed, own.trainable, own.weights)
         return replace(made, task=self.make_task())
 
+    def network_size(self, data: DataSet) -> int | None:
+        """How many numbers its network would have for this data, without making them; None for a user's own."""
+        return named.network_size(self.model.name, self.model.options, data)
+
     def network_of(self, model: nn.Module, data: DataSet) -> Network:
         """The network of a caller's own model, of which a copy is taken."""
         own = self.model
@@ -209,8 +229,26 @@ class Experiment:
             raise
         except ValueError as error:
             raise ExperimentError(f"algorithm.name = {shown(self.algorithm.name)}: {error}") from error
+        if self.privacy.clip is not None and self.privacy.noise is not None:
+            self._check_private(made)
+            return replace(made, aggregate=private(self.privacy.clip, self.privacy.noise))
         chosen = self.make_aggregation()
         return made if chosen is None else replace(made, aggregate=chosen)
+
+    def _check_private(self, algorithm: Algorithm) -> None:
+        """Refuse what would give away more than the noise hides."""
+        rule, own = self.federation.aggregate, self.federation
+        reason = "has no meaning with privacy, which brings a mean of its own"
+        need(rule in ("own", "mean"), "federation.aggregate", rule, reason)
+        need(own.audit is None, "federation.audit", own.audit, "looks at uploads before noise hides them")
+        where = f"algorithm.name = {shown(self.algorithm.name)}"
+        if algorithm.central:
+            raise ExperimentError(f"{where}: has no clients whose part could be hidden; privacy is for the others")
+        if any(not schema.slots for schema in algorithm.up):
+            raise ExperimentError(f"{where}: whether a client uploads depends on its data, which privacy cannot hide")
+        extra = sorted({number for schema in algorithm.up for number in schema.numbers} - set(UP))
+        if extra:
+            raise ExperimentError(f"{where}: clients send {extra[0]} beside their model, which privacy cannot hide")
 
     def make_aggregation(self) -> Aggregation[Any] | None:
         """The rule that replaces the algorithm's own; None where that one is wanted."""

@@ -140,7 +140,7 @@ def find_task(name: str, metric: str) -> Task:
     check_task(name, metric)
     if name in TASKS:
         return TASKS[name][metric]
-    made = find_function("task.name", name)()
+    made = find_function("task.name", name, Task)()
     if not isinstance(made, Task):
         raise ExperimentError(f"task.name = {shown(name)}: returned {type(made).__name__}; a Task is needed")
     return made
@@ -215,6 +215,18 @@ def make_network(
     return network_of(model, ternary, data, trainable, weights)
 
 
+def network_size(name: str, options: Mapping[str, Any], data: DataSet) -> int | None:
+    """How many numbers a built-in network would have, without making them; None for a user's own."""
+    if ":" in name:
+        return None
+    with torch.device("meta"):
+        try:
+            model = _network_function(name)(**_facts(name, data), **options)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ExperimentError(f"model.name = {shown(name)}: {error}") from error
+    return sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+
+
 def network_of(
     model: nn.Module,
     ternary: Choice,
@@ -241,7 +253,7 @@ def network_of(
 def _network_function(name: str) -> Callable[..., nn.Module]:
     if ":" not in name and name not in NETWORKS:
         raise ExperimentError(f"model.name = {shown(name)}: {either(NETWORKS)} or module:function is allowed")
-    return find_function("model.name", name if ":" in name else f"ternfed.models:{name}")
+    return find_function("model.name", name if ":" in name else f"ternfed.models:{name}", nn.Module)
 
 
 def _facts(name: str, data: DataSet) -> Table:

@@ -93,9 +93,12 @@ class FederationSettings:
     """`own`: as the algorithm does it. `mean` and the other files of `aggregation/`, or `module:function`."""
     trim: float | None = None
     """The share that is cut off at each end, with `trimmed_mean` alone."""
+    audit: float | None = None
+    """An upload is left out without which the loss on held-out data is lower by this share; None: nobody looks."""
 
     def __post_init__(self) -> None:
         check_aggregation(self.aggregate)
+        need(0 < (self.audit or 0.1) < 1, "federation.audit", self.audit, "a share between 0 and 1 is allowed, or none")
         need(0 <= (self.trim or 0) < 0.5, "federation.trim", self.trim, "0 to below 0.5 is allowed")
         need(self.clients >= 0, "federation.clients", self.clients, "a whole number of at least 1 is allowed")
         _at_least_one("federation.rounds", self.rounds)
@@ -106,6 +109,25 @@ class FederationSettings:
         possible = self.clients * self.participation >= 1 - 1e-9 and self.participation <= 1
         range_ = f"1/{self.clients} to 1 is allowed with clients = {self.clients}, at least one client per round"
         need(possible, "federation.participation", self.participation, range_)
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """Client-level differential privacy by the server, where `clip` is given."""
+
+    clip: float | None = None
+    """S: the most that the change of one client's upload may measure, over all its tensors; None: no privacy."""
+    noise: float | None = None
+    """z: the standard deviation of the noise on the sum of the changes, in units of the clip."""
+    delta: float = 1e-5
+    """δ of the ε that a run states."""
+
+    def __post_init__(self) -> None:
+        need((self.clip is None) == (self.noise is None), "privacy.clip", self.clip, "is needed with privacy.noise")
+        for key in ("clip", "noise"):
+            value = getattr(self, key)
+            need(value is None or value > 0, f"privacy.{key}", value, "a number above 0 is allowed, or none")
+        need(0 < self.delta < 1, "privacy.delta", self.delta, "a number between 0 and 1 is allowed")
 
 
 @dataclass(frozen=True)

@@ -139,10 +139,10 @@ def either(values: Iterable[Any]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def find_function(key: str, name: str) -> Callable[..., Any]:
-    """The function that `module:function` names; ExperimentError if there is none."""
+def find_function(key: str, name: str, makes: type | None = None) -> Callable[..., Any]:
+    """The function, or class of what it `makes`, that `module:function` names; ExperimentError if there is none."""
     try:
-        return named_function(name)
+        return named_function(name, makes)
     except FunctionMissing as error:
         raise ExperimentError(f"{key} = {shown(name)}: {error}") from error
 

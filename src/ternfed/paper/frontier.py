@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import ExperimentError
+from ternfed.named_function import NotAllowed, check_code, code_in
 from ternfed.paper.belonging import belonging, usual
 from ternfed.paper.controls import cell_of, place_of
 from ternfed.paper.groups import Group, Spread, shown_score
@@ -201,9 +202,11 @@ def _is_its_row(group: Group) -> bool:
     """Whether its settings are those that its row has now."""
     assert group.row is not None
     try:
+        wanted = group.row.experiment()
+        check_code(group.settings, [module for _, _, module in code_in(wanted.to_table())], group.name)
         own = Experiment.from_table({**group.settings, "name": group.name, "seed": 0})
-        return not any(own.differences(group.row.experiment()))
-    except ExperimentError:  # of another version
+        return not any(own.differences(wanted))
+    except (ExperimentError, NotAllowed):  # of another version
         return False
 
 

@@ -28,6 +28,7 @@ from ternfed.data.values import DataSet
 from ternfed.engines.simulate import record_into
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import Table, shown
+from ternfed.named_function import check_code, code_in
 from ternfed.paper import elapsed
 from ternfed.paper.numbers import ALGORITHMS
 from ternfed.paper.rows import Row
@@ -304,6 +305,7 @@ def _on_a_cpu(row: Row) -> str:
 
 
 def _check_same(folder: Path, own: Table, wanted: Experiment, instead: str = "move it away") -> None:
+    check_code(own, [module for _, _, module in code_in(wanted.to_table())], str(folder))
     try:
         differences = Experiment.from_table(own).differences(wanted)
     except ExperimentError as error:  # a setting that was there in an earlier version, for example

@@ -7,7 +7,7 @@ how many seeds are run and how long one takes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ternfed.experiment.experiment import Experiment, ExperimentError, read_table
 from ternfed.experiment.settings import Table, either, read, shown
+from ternfed.named_function import check_code
 from ternfed.paper.numbers import ALGORITHMS, Accuracy, accuracy_of, seconds_of
 
 PLACES = (Path(__file__).parents[3] / "experiments", Path(__file__).parents[1] / "experiments")
@@ -127,19 +128,20 @@ class Row:
         return given.with_settings([f"seed={seed}", *settings])
 
 
-def find_rows(places: Sequence[Path] = PLACES) -> dict[str, Row]:
-    """Every row by its name, in the order of the names, numbers in them by size."""
+def find_rows(places: Sequence[Path] = PLACES, allow: Collection[str] = ()) -> dict[str, Row]:
+    """Every row by its name, in the order of the names, numbers in them by size; `allow` as in `read_row`."""
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         raise ExperimentError(f"{places[0]}: there is no such folder, and it should hold a TOML file for each row")
-    return {path.stem: read_row(path) for path in sorted(folder.glob("*.toml"), key=_by_name)}
+    return {path.stem: read_row(path, allow) for path in sorted(folder.glob("*.toml"), key=_by_name)}
 
 
-def read_row(path: Path) -> Row:
-    """The row of a file."""
+def read_row(path: Path, allow: Collection[str] = ()) -> Row:
+    """The row of a file; code that it names must be of a module in `allow`."""
     table: dict[str, Any] = read_table(path)
     if not isinstance(about := table.pop("reproduce", None), dict):
         raise ExperimentError(f"{path}: has no table [reproduce], and a row needs one")
+    check_code(table, allow, str(path))
     try:
         for old, new in RENAMED.items():
             if old in about:

@@ -26,6 +26,7 @@ from ternfed.algorithms.algorithm import (
 )
 from ternfed.data.partitions import histogram
 from ternfed.data.values import DataSet
+from ternfed.experiment.accountant import need_accounting
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.round.checks import check_batches, check_device, check_fit, check_task
 from ternfed.round.exchange import Broadcast, Broadcasts, reply
@@ -89,6 +90,11 @@ class Federation:
         return sum(weights[name].numel() for name in self.network.parameters)
 
     @cached_property
+    def registered(self) -> tuple[int, ...]:
+        """How many samples each client has, by the partition."""
+        return tuple(len(part) for part in self.parts)
+
+    @cached_property
     def fp32_bytes(self) -> int:
         """What a message with all that is trained costs as raw numbers: float32, and whole numbers in eight bytes."""
         sent = self.network.without_counters(self.network.weights())
@@ -136,6 +142,8 @@ def open_federation(
     experiment.check_with(data, network.task)
     check_fit(network, data)
     algorithm = experiment.make_algorithm(network)
+    if experiment.privacy.clip is not None:
+        need_accounting()  # before anybody trains
     held, parts = experiment.make_partition(data.train.labels, network.task, data.clients)
     if algorithm.central:
         parts = [torch.cat(parts)]
@@ -175,7 +183,7 @@ def conclude(
 ) -> tuple[State, Round]:
     """Server: the next state and the round's record, from what arrived."""
     number = state.round + 1
-    server = federation.algorithm.update(state.server, uploads, _helpers(federation, number))
+    server = federation.algorithm.update(state.server, uploads, helpers_of(federation, number))
     server = replace(server, weights=federation.network.with_counters(server.weights))
     clock.lap("aggregate")
     measure = federation.network.task.metric.measure
@@ -207,6 +215,7 @@ def conclude(
         clients=len(after.holders) + len(after.missing),
         skipped=uploads.skipped,
         dropped=after.dropped,
+        capped=tuple(uploads.notes.values()),
         strategy=server.strategy,
         changed=_changed(_trits(broadcast.lent, algorithm), codes),
         zeros=_zeros(codes),
@@ -241,7 +250,8 @@ def _numbers(site: Site, broadcast: Broadcast, round: int, work: Work, trained: 
     return numbers
 
 
-def _helpers(federation: Federation, number: int) -> Helpers:
+def helpers_of(federation: Federation, number: int) -> Helpers:
+    """What an algorithm's server half may ask in a round."""
     experiment, evaluator = federation.experiment, federation.held_out
 
     def decays_to(share: float) -> bool:

@@ -26,7 +26,17 @@ from torch import Tensor
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.named import find_algorithm, with_later
 from ternfed.experiment.settings import Table, shown
-from ternfed.files import append_line, as_line, json_page, load_tensors, read_json, save_tensors, write_atomically
+from ternfed.files import (
+    append_line,
+    as_line,
+    json_page,
+    load_tensors,
+    read_json,
+    save_tensors,
+    shown_name,
+    write_atomically,
+)
+from ternfed.named_function import check_code, code_in
 from ternfed.runs.environment import environment
 from ternfed.runs.records import Round, best_round, read_rounds, read_timing, summarise, with_seconds
 
@@ -57,7 +67,7 @@ FILES = (
     "best.safetensors", "partition.json", "summary.json",
 )  # fmt: skip
 
-BROKEN = (OSError, ValueError, KeyError, TypeError)
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a damaged file may raise."""
 
 
@@ -155,7 +165,10 @@ class RunFolder:
         finished run can be made longer; not with a cosine schedule, whose rates depend on that number.
         """
         path = Path(path)
-        own = Experiment.from_table(_read_config(path))
+        table = _read_config(path)
+        # Code that the folder names runs only where the experiment that was given names it too.
+        check_code(table, () if experiment is None else [code[2] for code in code_in(experiment.to_table())], str(path))
+        own = Experiment.from_table(table)
         folder = RunFolder(path)
         try:
             resumed = folder._resume(own, experiment or own)
@@ -242,9 +255,12 @@ class RunFolder:
             tensors, inside = load_tensors(file)
             record = Round.from_line(inside["record"].encode())
             ordered = {name: tensors[name] for name in inside["order"]}
-            return Saved(record.round, ordered, inside["facts"]), record, inside["is_best"]
+            if not isinstance(inside["facts"], dict):
+                raise ValueError("its facts are no table")
+            return Saved(record.round, ordered, inside["facts"]), record, inside["is_best"] is True
         except BROKEN as error:
-            raise RunError(f"{file}: is damaged ({error}); start the run again in another folder") from error
+            why = shown_name(str(error))
+            raise RunError(f"{file}: is damaged ({why}); start the run again in another folder") from error
 
     def _repair(self, name: str, saved: Saved) -> None:
         """A model that a kill, or a power cut, kept from following the state."""
@@ -257,7 +273,7 @@ class RunFolder:
 
     def _note_environment(self, device: str) -> None:
         """One entry, and one more for each resumption in another environment than the one before."""
-        known, now = read_json(self.path / "environment.json") or [], environment(device)
+        known, now = _environments(self.path), environment(device)
         if not known or known[-1] != now:
             self._replace("environment.json", json_page([*known, now]))
 
@@ -302,14 +318,31 @@ def fresh_folder(name: str, under: str | Path = "runs") -> Path:
 def read_run(path: str | Path) -> Run:
     """What a folder holds, whether its run is finished, running or killed. Changes nothing."""
     path = Path(path)
+    summary = read_json(path / "summary.json")
     rounds, timing = read_rounds(path / "rounds.jsonl")[0], read_timing(path / "timing.jsonl")[0]
     return Run(
         settings=with_later(_read_config(path)),
-        environment=read_json(path / "environment.json") or [],
+        environment=_environments(path),
         rounds=with_seconds(rounds, timing),
-        summary=read_json(path / "summary.json"),
-        partition=(read_json(path / "partition.json") or {}).get("classes"),
+        summary=summary if isinstance(summary, dict) else None,
+        partition=_partition(path),
     )
+
+
+def _environments(path: Path) -> list[Table]:
+    """Where a run ran, as far as the file says it."""
+    found = read_json(path / "environment.json")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _partition(path: Path) -> list[list[int]] | None:
+    """The counts of a partition; None where the file holds something else."""
+    found = read_json(path / "partition.json")
+    counts = found.get("classes") if isinstance(found, dict) else None
+    if not isinstance(counts, list) or not counts or not all(isinstance(row, list) for row in counts):
+        return None
+    whole = all(type(count) is int and 0 <= count < 2**53 for row in counts for count in row)
+    return counts if whole and len({len(row) for row in counts}) == 1 and counts[0] else None
 
 
 def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> None:

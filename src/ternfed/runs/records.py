@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ternfed.algorithms.algorithm import Strategy
+from ternfed.experiment.accountant import epsilon
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.named import about
 from ternfed.experiment.settings import Table
@@ -44,6 +45,8 @@ class Round:
     """Of these, so many kept their update to themselves."""
     dropped: tuple[str, ...] = ()
     """One reason for each upload that did not count."""
+    capped: tuple[str, ...] = ()
+    """One sentence for each upload that the server held back: it counted for less than it claimed, or not at all."""
     strategy: str | None = None
     """`I`: the quantized model is broadcast. `II`: the full-precision one."""
     changed: float | None = None
@@ -74,6 +77,8 @@ class Round:
         """One line of `rounds.jsonl`. A number that is not finite becomes null: JSON has no word for it."""
         values = asdict(replace(self, seconds={}))
         del values["seconds"], values["metric"]
+        if not self.capped:  # as in the lines of the first runs
+            del values["capped"]
         if self.measure == ACCURACY.measure:
             for key in READING:
                 del values[key]
@@ -94,21 +99,55 @@ class Round:
         if len(own) != 1 or own & RESERVED or not known - optional <= set(values):
             raise ValueError("not the record of a round")
         (metric,) = own
+        _check_types(values, metric)
         values |= {"metric": metric, "score": values.pop(metric), "dropped": tuple(values["dropped"])}
+        values["capped"] = tuple(values.get("capped", ()))
         missing = {key: math.nan for key in ("score", "loss") if values[key] is None}
         return Round(**{**values, **missing})
 
 
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 2**63
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+_WHOLE = ("round", "bytes_up", "bytes_down", "bytes_up_fp32", "bytes_down_fp32", "clients", "skipped")
+_NUMBERS = ("loss", "train_loss", "validation", "bits_per_weight_up", "changed", "zeros")
+
+
+def _check_types(values: Mapping[str, Any], metric: str) -> None:
+    """ValueError where a record holds something else than a round's numbers: anyone may have written it."""
+    layers = values.get("layer_bits")
+    good = (
+        all(_is_whole(values[key]) for key in _WHOLE)
+        and all(values[key] is None or _is_number(values[key]) for key in (*_NUMBERS, metric))
+        and all(_are_texts(values.get(key, [])) for key in ("dropped", "capped"))
+        and values["strategy"] in (None, *Strategy)
+        and all(type(values.get(key, True)) is bool for key in READING)
+        and (layers is None or (isinstance(layers, dict) and all(map(_is_number, layers.values()))))
+        and metric.isprintable()
+    )
+    if not good:
+        raise ValueError("not the record of a round")
+
+
 READING = frozenset({"higher_is_better", "percent"})
 """Fields that say how a score is read: in the lines of every metric but accuracy, which the first runs knew alone."""
-LATER = {"layer_bits"}
+LATER = {"layer_bits", "capped"}
 """Fields that the first runs did not have."""
 
 
 RESERVED = frozenset(
     {each.name for each in fields(Round)}
     | {"best_round", "compression_up", "compression_down", "strategy_one", "rounds", "run", "settings", "samples"}
-    | {"flips_first", "flips_mean", "flips_last", "warnings"}
+    | {"flips_first", "flips_mean", "flips_last", "warnings", "epsilon"}
 )
 """What the numbers of a record, of a summary or of an upload are called: no metric can have these names."""
 
@@ -123,7 +162,7 @@ def read_rounds(path: Path, upto: int | None = None) -> tuple[list[Round], int]:
     for line in whole_lines(path):
         try:
             record = Round.from_line(line)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             break
         if len(rounds) == upto or record.round != len(rounds) + 1:
             break
@@ -139,8 +178,10 @@ def read_timing(path: Path, upto: int | None = None) -> tuple[dict[int, dict[str
     for line in whole_lines(path):
         try:
             values = json.loads(line)
-            number, seconds = int(values["round"]), dict(values["seconds"])
-        except (ValueError, TypeError, KeyError):
+            number, seconds = values["round"], values["seconds"]
+            if not (_is_whole(number) and isinstance(seconds, dict) and all(map(_is_number, seconds.values()))):
+                break
+        except (ValueError, TypeError, KeyError, RecursionError):
             break
         if upto is not None and number > upto:
             break
@@ -191,6 +232,7 @@ def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None =
         "rounds": len(rounds),
         "seconds": sum(seconds for record in rounds for seconds in record.seconds.values()),
         "warnings": warnings_of(rounds, experiment),
+        **({} if (spent := epsilon(experiment, len(rounds))) is None else {"epsilon": spent}),
         "run": experiment.name if run is None else run,
         "settings": experiment.to_table(),
     }

@@ -14,6 +14,7 @@ import numpy as np
 
 from ternfed.wire import varint
 from ternfed.wire.errors import (
+    ImpossibleCount,
     MessageError,
     MissingReference,
     TrailingBytes,
@@ -36,6 +37,8 @@ VERSION = 2
 GIVEN = 0x10
 """The bit of a section's tag that says that it was coded given what the receiver holds."""
 _FIXED = 16
+SPARE_BYTES, SPARE_SLOT = 1 << 16, 64
+"""What a section may be longer than twice its numbers: for models of how they are spread."""
 _CHECKSUM = slice(12, 16)
 
 References = Reference | Message | Mapping[str, Value]
@@ -155,7 +158,21 @@ def _section(view: memoryview, at: int, form: Form[Any, Any], slots: Slots) -> t
     end = stream + length
     if end > len(view):
         raise Truncated(f"the section of {form.name} tensors ends at byte {end}, {len(view)} came")
+    if length > (most := longest_section(form, slots)):
+        raise ImpossibleCount(f"a section of {length} bytes for {form.name} tensors that need {most} at most")
     return Coded(view[stream:end], view[at:stream], codec, flags, given), end
+
+
+def longest(schema: Schema) -> int:
+    """More bytes than any message of this schema has."""
+    sections = (longest_section(form, schema.of(form.kinds)) for form in forms_in(schema))
+    scales = 8 * len(schema.slots)
+    return _FIXED + 8 * len(schema.numbers) + scales + sum(32 + most for most in sections)
+
+
+def longest_section(form: Form[Any, Any], slots: Slots) -> int:
+    """More bytes than any sender needs: codecs that would make a section longer than raw numbers are not chosen."""
+    return SPARE_BYTES + SPARE_SLOT * len(slots) + 2 * form.unpacked(slots)
 
 
 def check(message: Message, schema: Schema) -> None:

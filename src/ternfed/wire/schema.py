@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -67,7 +68,8 @@ class Schema:
         names = [slot.name for slot in self.slots]
         for group in (names, self.numbers):
             if len(set(group)) != len(group):
-                raise MessageError(f"a schema names something twice: {sorted(n for n in group if group.count(n) > 1)}")
+                twice = [name for name, times in Counter(group).items() if times > 1]
+                raise MessageError(f"a schema names something twice: {sorted(twice)[:3]}")
         for slot in self.slots:
             if any(length < 0 for length in slot.shape):
                 raise MessageError(f"{slot.name}: a shape cannot be {slot.shape}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,16 +12,27 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from ternfed.files import shown_name
 from ternfed.wire import varint
-from ternfed.wire.errors import MessageError, Truncated, WrongChecksum, WrongFile, WrongMagic, WrongVersion
+from ternfed.wire.errors import (
+    ImpossibleCount,
+    MessageError,
+    TrailingBytes,
+    Truncated,
+    WrongChecksum,
+    WrongFile,
+    WrongMagic,
+    WrongVersion,
+)
 from ternfed.wire.forms import Message, Value, schema_of
-from ternfed.wire.message import assemble, decode, forms_in, locate
+from ternfed.wire.message import assemble, decode, forms_in, locate, longest
 from ternfed.wire.schema import Kind, Schema, Slot
 
 MAGIC = b"\xf3TM"
 VERSION = 2
 _FIXED = 8
 MOST_DIMENSIONS, MOST_ELEMENTS = 16, 1 << 48
+USUAL_HEADER, MOST_HEADER, MOST_TENSORS = 1 << 16, 1 << 24, 1 << 16
 FREE_BYTES, RATIO = 1 << 20, 1024
 """A file of L bytes may hold FREE_BYTES + RATIO · L trits, and as many bytes of each other form: small stays small."""
 
@@ -70,7 +82,7 @@ def save_tern(
 
 def load_tern(path: str | PathLike[str]) -> tuple[dict[str, Value], dict[str, str]]:
     """The tensors and the metadata of a file."""
-    return parse_tern(Path(path).read_bytes())
+    return parse_tern(_read(path))
 
 
 def tern_bytes(model: Message | Mapping[str, Value], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -100,7 +112,7 @@ def parse_tern(data: bytes) -> tuple[dict[str, Value], dict[str, str]]:
 
 def describe(path: str | PathLike[str]) -> Summary:
     """What `ternfed inspect` prints: each tensor's shape, zeros, bits and entropy, and the total against float32."""
-    data = Path(path).read_bytes()
+    data = _read(path)
     schema, metadata, start = read_front(data)
     body = memoryview(data)[start:]
     tensors, sections = decode(body, schema).tensors, locate(body, schema).sections
@@ -121,6 +133,20 @@ def describe(path: str | PathLike[str]) -> Summary:
     return Summary(tuple(rows[slot.name] for slot in schema.slots), metadata, codec, len(data), 4 * elements)
 
 
+def _read(path: str | PathLike[str]) -> bytes:
+    """All of a file, once its header has said that its tensors may need so much."""
+    with Path(path).open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        front = stream.read(min(size, USUAL_HEADER))
+        if len(front) > _FIXED:
+            length, start = varint.read(memoryview(front), _FIXED)
+            front += stream.read(max(0, min(size, start + min(length, MOST_HEADER)) - len(front)))
+        schema, _, start = read_front(front, size)
+        if size > start + (most := longest(schema)):
+            raise TrailingBytes(f"{size - start} bytes follow the header, and its tensors need {most} at most")
+        return front + stream.read()
+
+
 def _rooms(schema: Schema) -> dict[str, int]:
     """What a reader makes room for, form by form: trits, and bytes of the others."""
     return {form.name: form.unpacked(schema.of(form.kinds)) for form in forms_in(schema)}
@@ -130,9 +156,13 @@ def _plausible(schema: Schema, length: int) -> bool:
     return all(room <= FREE_BYTES + RATIO * length for room in _rooms(schema).values())
 
 
-def read_front(data: bytes) -> tuple[Schema, dict[str, str], int]:
-    """Schema, metadata, and where the message starts. Nothing is allocated by what the header claims."""
+def read_front(data: bytes, size: int | None = None) -> tuple[Schema, dict[str, str], int]:
+    """Schema, metadata, and where the message starts. Nothing is allocated by what the header claims.
+
+    `size` is that of the whole file, where the data are only its first bytes.
+    """
     view = memoryview(data)
+    size = len(view) if size is None else size
     if bytes(view[:3]) != MAGIC[: len(view)]:
         raise WrongMagic("this is no .tern file")
     if len(view) > 3 and view[3] != VERSION:
@@ -140,6 +170,8 @@ def read_front(data: bytes) -> tuple[Schema, dict[str, str], int]:
     if len(view) < _FIXED:
         raise Truncated("the file ends within its first eight bytes")
     length, start = varint.read(view, _FIXED)
+    if length > MOST_HEADER:
+        raise ImpossibleCount(f"a header of {length} bytes, {MOST_HEADER} is the most")
     if start + length > len(view):
         raise Truncated(f"a header of {length} bytes, {len(view) - start} are left")
     text = bytes(view[start : start + length])
@@ -149,8 +181,8 @@ def read_front(data: bytes) -> tuple[Schema, dict[str, str], int]:
         schema, metadata = _parse_header(json.loads(text))
     except (ValueError, RecursionError) as problem:
         raise WrongFile(f"the header cannot be read: {problem}") from None
-    if not _plausible(schema, len(view)):
-        raise WrongFile(f"{_rooms(schema)} in a file of {len(view)} bytes")
+    if not _plausible(schema, size):
+        raise WrongFile(f"{_rooms(schema)} in a file of {size} bytes")
     return schema, metadata, start + length
 
 
@@ -159,6 +191,8 @@ def _parse_header(header: Any) -> tuple[Schema, dict[str, str]]:
         case {"metadata": dict(metadata), "tensors": list(tensors), **others} if not others:
             if not all(isinstance(text, str) for text in metadata.values()):
                 raise WrongFile("metadata maps strings to strings")
+            if len(tensors) > MOST_TENSORS:
+                raise WrongFile(f"{len(tensors)} tensors, {MOST_TENSORS} is the most")
             return Schema(tuple(_parse_slot(entry) for entry in tensors)), metadata
     raise WrongFile("the header is an object with metadata and tensors")
 
@@ -171,5 +205,5 @@ def _parse_slot(entry: Any) -> Slot:
                 span = prod(max(length, 1) for length in shape)
                 if span < MOST_ELEMENTS:
                     return Slot(name, tuple(shape), Kind(kind))
-            raise WrongFile(f"{name}: a tensor cannot have shape {shape}"[:200])
+            raise WrongFile(f"{shown_name(name)}: a tensor cannot have shape {shape}"[:300])
     raise WrongFile("a tensor is [name, kind, shape]")

@@ -25,6 +25,7 @@ from ternfed.engines.flower.certs import Certificates, make_certificates
 from ternfed.experiment.experiment import Experiment
 from ternfed.round.exchange import Broadcasts, collect
 from ternfed.round.federation import Federation, RoundOutcome, Site, answer, conclude, open_federation
+from ternfed.round.intake import Intake
 from ternfed.round.state import State
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
@@ -248,15 +249,15 @@ def replay(experiment: Experiment, rounds: list[Round], sites: Sequence[Site] = 
     for record in rounds:
         missing = {int(reason.split(":")[0].removeprefix("client ")) for reason in record.dropped}
         broadcasts = Broadcasts(algorithm, state.server, record.round)
-        broadcast, arrived = broadcasts.any(), algorithm.aggregate.begin()
-        for index in federation.chosen(record.round):
+        broadcast, chosen = broadcasts.any(), federation.chosen(record.round)
+        arrived = Intake.of(algorithm, broadcast, federation.registered, len(chosen))
+        for index in chosen:
             if index not in missing:
                 site = sites[index] if sites else federation.site(index)
                 upload, _ = answer(site, record.round, broadcast, algorithm.client_memory())
                 message = collect(algorithm, upload, broadcast)
-                algorithm.aggregate.add(arrived, index, algorithm.meaning(message, site.client(record.round)))
-        uploads = algorithm.aggregate.finish(arrived)
-        state, _ = conclude(federation, state, uploads, Traffic(), Clock(), RoundOutcome(broadcasts, ()))
+                arrived.add(index, algorithm.meaning(message, site.client(record.round)))
+        state, _ = conclude(federation, state, arrived.finish(), Traffic(), Clock(), RoundOutcome(broadcasts, ()))
     return state
 
 

@@ -15,6 +15,7 @@ from ternfed.engines.flower.envelope import WrongRound
 from ternfed.engines.flower.memory import Kept, Store
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import shown
+from ternfed.named_function import code_in
 from ternfed.round.exchange import receive
 from ternfed.round.federation import Site, answer
 from ternfed.training.work import TrainingData
@@ -64,18 +65,11 @@ class ClientSetup:
 def read_experiment(text: str, modules: tuple[str, ...] = ()) -> Experiment:
     """The experiment that a server sent. `module:function` names are code: only modules that this client named run."""
     table = tomllib.loads(text)
-    for section, key in (
-        ("data", "dataset"),
-        ("task", "name"),
-        ("model", "name"),
-        ("algorithm", "name"),
-        ("federation", "aggregate"),
-    ):
-        name = str(table.get(section, {}).get(key, ""))
-        if ":" in name and name.partition(":")[0] not in modules:
+    for key, name, module in code_in(table):
+        if module not in modules:  # nor may a server name a folder of this machine
             raise ExperimentError(
-                f"{section}.{key} = {shown(name)}: the server names code that this client was not told to run; "
-                f"start it with --allow {name.partition(':')[0]} where you trust that module"
+                f"{key} = {shown(name)}: the server names code that this client was not told to run; "
+                f"start it with --allow {module} where you trust that module"
             )
     return Experiment.from_table(table)
 

@@ -18,9 +18,12 @@ from ternfed.engines.flower.envelope import content, unwrap
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.gate import Bytes, Gate
 from ternfed.engines.flower.link import Link, open_link
-from ternfed.engines.flower.uploads import Bounds, accept
+from ternfed.engines.flower.uploads import accept
+from ternfed.round.acceptance import Bounds
+from ternfed.round.audit import finished, is_audited
 from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, RoundOutcome, conclude
+from ternfed.round.intake import Intake
 from ternfed.round.state import State, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunFolder, Saved
@@ -168,7 +171,7 @@ def play_round(
                 missing=tuple(sorted(set(attempt.chosen) - set(attempt.holders))),
                 dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
             )
-            uploads = federation.algorithm.aggregate.finish(attempt.arrived)
+            uploads = finished(federation, state, attempt.arrived)
             return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), by_client
         for client in sorted(attempt.dropped):
             say(f"round {state.round + 1}: {attempt.dropped[client]}")
@@ -194,7 +197,7 @@ class _Attempt:
         self.federation, self.connections, self.state, self.terms = federation, connections, state, terms
         self.number = state.round + 1
         self.chosen = federation.chosen(self.number)
-        self.arrived, self.traffic, self.clock = federation.algorithm.aggregate.begin(), Traffic(), Clock()
+        self.traffic, self.clock = Traffic(), Clock()
         self.holders: list[int] = []
         self.dropped: dict[int, str] = {}
         self.answered = False
@@ -205,9 +208,10 @@ class _Attempt:
         self._pending: dict[str, tuple[int, int | None]] = {}
         """Messages without a reply: to whom, and coded given which older broadcast."""
         self._pushed: dict[int, float] = {}
+        broadcast = self.broadcasts.given(next(iter(self.broadcasts.groups(self.chosen)))).broadcast
+        self.arrived = Intake.of(algorithm, broadcast, federation.registered, len(self.chosen), is_audited(federation))
 
     def play(self) -> None:
-        self.broadcasts.given(next(iter(self.broadcasts.groups(self.chosen))))
         self.clock.lap("broadcast")
         ready = self._wait_for_ready()
         self.clock.lap("wait")
@@ -266,11 +270,11 @@ class _Attempt:
             traffic = self.by_client[client]
             traffic.payload_up += len(data)
             traffic.seconds = time.monotonic() - self._pushed[client]
-            algorithm, parameters = self.federation.algorithm, self.federation.network.parameters
+            algorithm, network = self.federation.algorithm, self.federation.network
             broadcast, bounds = self.broadcasts.given(held).broadcast, self.terms.bounds
             sender = self.federation.site(client).client(self.number)
-            upload = accept(algorithm, parameters, data, broadcast, sender, self.number, bounds)
-            algorithm.aggregate.add(self.arrived, client, upload.meaning)
+            upload = accept(algorithm, network, data, broadcast, sender, self.number, bounds)
+            self.arrived.add(client, upload.meaning)
             self.traffic.add_upload(data, upload.message, algorithm, broadcast)
             self.holders.append(client)
         except Exception as error:  # whatever a client sends must not stop the others
