@@ -109,6 +109,9 @@ class Connections:
     def of(self, ends: Ends) -> Connection | None:
         return self._open.get(ends)
 
+    def all(self) -> list[Connection]:
+        return list(self._open.values())
+
     def others_of(self, client: int, own: Connection) -> list[Connection]:
         """A client's other connections."""
         return [each for each in self._open.values() if each.client == client and each is not own]
@@ -138,7 +141,7 @@ class Connections:
     def sweep(self) -> None:
         """End those whose time is over."""
         now = time.monotonic()
-        for each in list(self._open.values()):
+        for each in self.all():
             if now > each.until and not each.is_leaving:
                 self._end(each, "silent")
 

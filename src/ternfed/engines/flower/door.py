@@ -135,6 +135,9 @@ class Door:
         except Refusal as refusal:
             log.warning("%s: %d, %s", connection.ends[0], refusal.status, refusal)
             answer = Answer(refusal.status, closes=True)
+        except Exception:  # whatever a client sends, the door stays open for the others
+            log.exception("%s: an error of the door's own", connection.ends[0])
+            answer = Answer(500, closes=True)
         if connection.client is not None:
             connection.until = time.monotonic() + IDLE
         fields = [(b"content-type", answer.kind.encode("latin-1")), (b"content-length", b"%d" % len(answer.content))]
