@@ -23,6 +23,8 @@ STRANGERS = 256
 """Connections of one address that no client has signed on."""
 LEAVING = 64
 """Connections that were told to end and are not closed yet; no new one is taken while there are so many."""
+QUEUE = 1024
+"""Connections that the system keeps for us until they are taken."""
 WANTED = 65_536
 """Descriptors that a server asks the system for."""
 
@@ -95,7 +97,10 @@ class Connection(socket.socket):
 
 @dataclass
 class Connections:
-    """Those that are open. Strangers make room, the oldest first; a client's are never closed for another's."""
+    """Those that are open. Strangers make room: first those that have said nothing, and of these the oldest.
+
+    A client's are never closed for another's.
+    """
 
     most: int
     strangers: int = STRANGERS
@@ -127,13 +132,13 @@ class Connections:
         place = neighbourhood(ends[0])
         near = [each for each in strangers if each.neighbourhood == place]
         if len(near) >= self.strangers:
-            self._end(near[0], "too many strangers at one address")
+            self._end(_first_to_go(near), "too many strangers at one address")
         elif len(self._open) >= self.most:
             if not strangers:
                 self.turned_away["no room"] += 1
                 accepted.close()
                 return None
-            self._end(strangers[0], "too many strangers")
+            self._end(_first_to_go(strangers), "too many strangers")
         _find_dead_peers(accepted)
         connection = self._open[ends] = Connection(accepted, ends, self._forget)
         return connection
@@ -158,6 +163,10 @@ class Listener(socket.socket):
     """A listening socket whose accepted sockets are `Connection`s."""
 
     connections: Connections
+
+    def listen(self, at_once: int = 0) -> None:
+        """Wait for connections. `at_once` is how many asyncio takes before it reads again; more of them may queue."""
+        super().listen(QUEUE)
 
     def accept(self) -> tuple[socket.socket, Any]:
         if self.connections.is_busy():
@@ -218,7 +227,11 @@ def room() -> int:
             soft = wanted
         except (OSError, ValueError):  # some systems have a lower limit that they do not tell
             pass
-    return MOST if soft == resource.RLIM_INFINITY else max(min(MOST, soft - RESERVE), soft // 4)
+    return MOST if soft == resource.RLIM_INFINITY else min(MOST, max(soft - RESERVE, soft // 4))
+
+
+def _first_to_go(strangers: list[Connection]) -> Connection:
+    return next((each for each in strangers if each.bytes.up == 0), strangers[0])
 
 
 def _find_dead_peers(accepted: socket.socket) -> None:

@@ -31,7 +31,8 @@ HEAD = 16 << 10
 KEEP = 75.0
 """Seconds that a connection is kept between two calls: longer than the 30 s between two heartbeats, so that a client
 that lives has one open."""
-BACKLOG = 1024
+AT_ONCE = 64
+"""Connections that are taken before the others are read again: far fewer than strangers may have."""
 INSIDE = 32
 """Connections to the SuperLink."""
 KEPT = 3.0
@@ -169,7 +170,7 @@ class Gate:
             server_header=False,
             access_log=False,
             log_config=None,
-            backlog=BACKLOG,
+            backlog=AT_ONCE,
             timeout_keep_alive=int(KEEP),
             timeout_graceful_shutdown=1,
             ssl_context_factory=lambda config, default: self.certificates.server_context(),
