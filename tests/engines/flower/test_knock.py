@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from ternfed.engines.flower import processes
+from ternfed.engines.flower import client, processes
 from ternfed.engines.flower.certs import Certificates, make_certificates, public_bytes
-from ternfed.engines.flower.errors import NetworkError, Refused
+from ternfed.engines.flower.errors import InUse, NetworkError, Refused
 from ternfed.engines.flower.gate import Gate
 from ternfed.engines.flower.knock import check_clock, knock
 from ternfed.engines.flower.signatures import read_private_key
@@ -107,6 +107,23 @@ def test_a_private_key_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "client-0").write_text("nonsense")
     with pytest.raises(NetworkError, match="is no private key in OpenSSH format"):
         read_private_key(tmp_path / "client-0")
+
+
+def test_another_process_with_the_key_is_waited_for_a_while_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, said = [3], list[str]()
+
+    def in_use(*_: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise InUse("another process is connected")
+
+    monkeypatch.setattr(client, "knock", in_use)
+    monkeypatch.setattr(client, "ANOTHER", 1.2)
+    assert client._knock("x:1", None, None, said.append) is None  # type: ignore[arg-type]
+    assert said == ["another process is connected; waiting for its end"] * 3
+    left[0] = 1000
+    with pytest.raises(InUse, match="another process is connected"):
+        client._knock("x:1", None, None, said.append)  # type: ignore[arg-type]
 
 
 def test_the_context_of_a_client_checks_names(made: Certificates) -> None:

@@ -164,6 +164,15 @@ def test_private_keys_are_for_their_owner_alone_and_in_no_log(listening: Listeni
             assert not any(secret in text for secret in secrets if len(secret) > 20), log
 
 
+def test_what_holds_ids_is_for_its_owner_alone(listening: Listening) -> None:
+    network = listening.server.out / "network"
+    logs = [network / "superlink.log", network / "door.log", network / "run"]
+    logs += [listening.clients.place / str(index) / "supernode.log" for index in range(4)]
+    assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in logs} == {file.name: 0o600 for file in logs}
+    assert stat.S_IMODE(network.stat().st_mode) == 0o700
+    assert "without a signature that holds" in (network / "door.log").read_text(encoding="utf-8")
+
+
 def test_certificates_are_not_made_twice_in_one_folder(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "certs", ["example.org", "10.0.0.1"], 1)
     before = made.client_key(0).read_bytes()

@@ -123,6 +123,12 @@ class Door:
     news: Callable[[], None]
     """To be called when a client has sent something that the server may wait for."""
     mail: Mail = field(default_factory=Mail)
+    is_closing: bool = False
+
+    def close(self) -> None:
+        """Answer the questions that are held: there will be no messages."""
+        self.is_closing = True
+        self.mail.came()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         connection = self.connections.of((*scope["client"][:2], scope["server"][0]))
@@ -310,6 +316,8 @@ class _Call:
                 mail.give_up(came)
                 if gone.done():
                     raise Gone
+                if self.door.is_closing:
+                    return Answer(503, closes=True)
             if answer.status == 200 and answer.content:
                 for message in adapter.read_delivered(answer.content):
                     caller.custody.give(message)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import threading
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import TextIOWrapper
@@ -33,6 +34,8 @@ KEEP = 75.0
 that lives has one open."""
 AT_ONCE = 64
 """Connections that are taken before the others are read again: far fewer than strangers may have."""
+READ = 32 << 10
+"""Bytes that are read at once from a connection with TLS, whose records have 16 KiB."""
 INSIDE = 32
 """Connections to the SuperLink."""
 KEPT = 3.0
@@ -94,6 +97,8 @@ class Gate:
         """Stop listening and end every connection."""
         if self._thread is None or self._server is None:
             return
+        if self._loop is not None and self._door is not None:
+            self._loop.call_soon_threadsafe(self._door.close)
         self._server.should_exit = True
         self._thread.join(15)
         self._thread = None
@@ -139,6 +144,8 @@ class Gate:
         import httpx
         import uvicorn
 
+        # asyncio gives each connection with TLS a buffer of 256 KiB at once, also one that says nothing.
+        SSLProtocol.max_size = min(SSLProtocol.max_size, READ)
         host, port = self.inner
         limits = httpx.Limits(max_connections=INSIDE, max_keepalive_connections=INSIDE, keepalive_expiry=KEPT)
         async with httpx.AsyncClient(

@@ -1,4 +1,4 @@
-"""A client asks a server's gate whether it may come in, before Flower does and whenever Flower was sent away.
+"""A client asks a server's door whether it may come in, before Flower does and whenever Flower was sent away.
 
 Flower retries most errors and ends at others without a word. A TLS handshake and one small request tell exactly what
 is wrong: the certificate, the key, or the clock.
