@@ -47,6 +47,7 @@ from ternfed.engines.flower.adapter import (
     PUSH_OBJECT,
 )
 from ternfed.engines.flower.certs import Certificates, make_certificates, public_bytes
+from ternfed.engines.flower.connections import OWN
 from ternfed.engines.flower.errors import InUse
 from ternfed.engines.flower.knock import knock
 from ternfed.engines.flower.signatures import read_private_key, sign
@@ -137,6 +138,16 @@ def test_a_connection_belongs_to_one_client(opened: Opened) -> None:
     assert first.call(HEARTBEAT, SendNodeHeartbeatRequest(node=node(0), heartbeat_interval=30)) == 200
     second = first._replace(client=1)
     assert second.call(HEARTBEAT, SendNodeHeartbeatRequest(node=node(1), heartbeat_interval=30)) == 401
+
+
+def test_a_client_has_no_more_than_some_connections_and_its_oldest_go(opened: Opened) -> None:
+    beat = SendNodeHeartbeatRequest(node=node(0), heartbeat_interval=30)
+    other = opened.caller(1)
+    assert other.call(HEARTBEAT, SendNodeHeartbeatRequest(node=node(1), heartbeat_interval=30)) == 200
+    greedy = [opened.caller(0) for _ in range(OWN + 5)]
+    assert {each.call(HEARTBEAT, beat) for each in greedy} == {200}
+    wait(lambda: len(opened.gate.connections) == OWN + 1, 10, "the oldest to go")
+    assert other.call(HEARTBEAT, SendNodeHeartbeatRequest(node=node(1), heartbeat_interval=30)) == 200
 
 
 def test_a_call_in_the_name_of_another_node_is_refused(opened: Opened) -> None:

@@ -21,6 +21,8 @@ RESERVE = 256
 """Descriptors that are kept for everything else: files, the SuperLink, data."""
 STRANGERS = 256
 """Connections of one address that no client has signed on."""
+OWN = 16
+"""Connections of one client; a SuperNode has four at most."""
 LEAVING = 64
 """Connections that were told to end and are not closed yet; no new one is taken while there are so many."""
 QUEUE = 1024
@@ -120,6 +122,12 @@ class Connections:
     def others_of(self, client: int, own: Connection) -> list[Connection]:
         """A client's other connections."""
         return [each for each in self._open.values() if each.client == client and each is not own]
+
+    def bound(self, client: int) -> None:
+        """Where a client has too many connections, its oldest go."""
+        own = [each for each in self._open.values() if each.client == client and not each.is_leaving]
+        for each in own[: max(len(own) - OWN, 0)]:
+            self._end(each, "too many of one client")
 
     def is_busy(self) -> bool:
         """Whether connections that were ended must be closed before another is taken."""

@@ -151,6 +151,12 @@ class Door:
         await send({"type": "http.response.start", "status": answer.status, "headers": fields})
         await send({"type": "http.response.body", "body": answer.content})
 
+    def recognise(self, connection: Connection, caller: Caller) -> None:
+        """A connection is a client's: the SuperLink has accepted a call on it."""
+        if connection.client is None:
+            connection.known_as(caller.index, caller.bytes)
+            self.connections.bound(caller.index)
+
     async def _answer(self, scope: Mapping[str, Any], receive: Receive, connection: Connection) -> Answer:
         path, fields = read_head(scope)
         signed = verify(fields, self.keys)
@@ -164,7 +170,7 @@ class Door:
         call = _Call(self, path, await read_body(receive, length), caller, connection, signed, versions(fields))
         answer = await call.answer(receive)
         if answer.status == 200:
-            connection.known_as(caller.index, caller.bytes)
+            self.recognise(connection, caller)
             if path not in QUIET:
                 self.news()
         return answer
@@ -303,7 +309,7 @@ class _Call:
                 seen = mail.count
                 answer = await self._ask(PULL, body)
                 if answer.status == 200:
-                    self.connection.known_as(caller.index, caller.bytes)
+                    self.door.recognise(self.connection, caller)
                     caller.asked = time.monotonic()
                 left = end - time.monotonic()
                 if answer.status != 200 or answer.content or left <= 0 or gone.done():
