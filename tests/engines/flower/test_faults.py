@@ -135,7 +135,7 @@ def test_when_every_client_is_gone_the_server_waits_then_stops_and_nothing_is_lo
     story.wait_for_everyone()
     for index in range(3):
         story.clients.kill(index)
-    assert server.wait_for_end(90) == 1
+    assert server.wait_for_end(240) == 1
     assert "0 of 1 clients came within 40 s" in server.said()
     assert same_bits(server.model(), replay(server.experiment, server.rounds()))
 
@@ -147,11 +147,11 @@ def test_the_run_then_goes_on_to_its_end_as_if_nothing_had_happened(story: Story
     server.start(*OPTIONS, "--resume")
     for index in range(3):
         story.start(index)
-    assert server.wait_for_end(90) == 0
+    assert server.wait_for_end(240) == 0
     assert (server.out / "summary.json").exists()
     assert len(server.rounds()) == last
     assert same_bits(server.model(), replay(server.experiment, server.rounds()))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while any(map(story.clients.is_alive, range(3))) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(story.clients.is_alive, range(3))), "the clients were not told that the run is over"

@@ -143,7 +143,7 @@ def test_liars_are_dropped_counted_and_named_and_do_not_move_the_model(listening
     server = listening.server
     for index in range(4):
         listening.clients.start(index, server.address, server.certificates.folder, faults=LIES.get(index, {}))
-    assert server.wait_for_end(120) == 0, server.said()
+    assert server.wait_for_end(240) == 0, server.said()
     for record in server.rounds():
         assert len(record.dropped) == 2
         assert all(
