@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # One thread per worker: on shared machines a second thread makes small kernels slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow lint format bench results pictures clean
+.PHONY: help demo test test-slow soak lint format bench results pictures clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -32,6 +32,11 @@ test: $(READY) ## the test suite on two cores, with coverage
 
 test-slow: $(READY) ## the suites that take minutes
 	$(BIN)/python -m pytest -m slow
+
+SOAK ?=
+
+soak: $(READY) ## a server and 20 clients for 200 rounds of faults and attacks, two hours at most; SOAK passes options
+	$(BIN)/python tests/soak/soak.py $(SOAK)
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .

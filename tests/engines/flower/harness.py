@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -102,7 +103,8 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
         self.output = out.with_suffix(".log")
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, descriptors: int = 0) -> None:
+        """Start it, where wanted with so few descriptors that it cannot have more."""
         file = self.out.with_suffix(".toml")
         file.write_text(self.experiment.to_toml(), encoding="utf-8")
         command = [sys.executable, "-m", "ternfed", "server", str(file), "--certs"]
@@ -116,6 +118,9 @@ class Server:
                 stderr=output,
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
+                preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors,) * 2))
+                if descriptors
+                else None,
             )
 
     def said(self) -> str:
@@ -158,6 +163,53 @@ class Server:
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             processes.stop(self.process, patience=10.0)
+
+
+class Crowd:
+    """Connections to a server on which nothing is said; those that it closes are opened again, at a measured pace."""
+
+    def __init__(self, port: int, count: int, pace: float = 200.0) -> None:
+        self.port, self.count, self.pace = port, count, pace
+        self.sockets: list[socket.socket] = []
+        self.opened = 0
+        self.is_over = False
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < count + 500:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count + 500, hard))
+        self.thread = threading.Thread(target=self._hold, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.is_over = True
+        self.thread.join(30)
+        for each in self.sockets:
+            each.close()
+
+    def _hold(self) -> None:
+        while not self.is_over:
+            alive = []
+            for each in self.sockets:
+                if _is_open(each):
+                    alive.append(each)
+                else:
+                    each.close()
+            self.sockets = alive
+            missing = self.count - len(alive)
+            for _ in range(min(missing, self.count if not self.opened else int(self.pace / 4))):
+                with contextlib.suppress(OSError):
+                    self.sockets.append(socket.create_connection(("127.0.0.1", self.port), timeout=5))
+                    self.opened += 1
+            time.sleep(0.25)
+
+
+def _is_open(each: socket.socket) -> bool:
+    each.setblocking(False)
+    try:
+        return each.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 class Cable:

@@ -6,6 +6,7 @@ When a new version of Flower breaks one of these, its name says what must be fou
 from __future__ import annotations
 
 import ast
+import base64
 import inspect
 import logging
 import os
@@ -17,18 +18,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 pytest.importorskip("flwr")
 
+import httpx
 from harness import wait
 
-from ternfed.engines.flower import adapter, gate, processes
+from ternfed.engines.flower import adapter, door, gate, processes
 from ternfed.engines.flower.adapter import programs, superlink, tasks
 from ternfed.engines.flower.adapter.programs import End, Ended
-from ternfed.engines.flower.certs import make_certificates, public_bytes, public_half
+from ternfed.engines.flower.certs import make_certificates, public_bytes
+from ternfed.engines.flower.signatures import read_private_key, sign, verify
 
 SOURCES = Path(adapter.__file__).parents[3]
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
@@ -138,12 +142,12 @@ def test_the_supernode_knows_the_options_that_it_is_started_with(tmp_path: Path)
 # The calls that pass through the gate
 
 
-def test_supernodes_call_under_one_path_that_the_gate_lets_through() -> None:
+def test_the_door_has_a_list_of_all_calls_that_supernodes_with_keys_make() -> None:
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
-    paths = {call["path"].encode() for call in calls_of(FleetHttpClient).values()}
-    assert {gate.PULL, gate.ACTIVATE, gate.DEACTIVATE, *gate.QUIET} <= paths
-    assert all(gate.CALL.fullmatch(path) for path in paths)
+    paths = {call["path"] for call in calls_of(FleetHttpClient).values()}
+    # A SuperNode with a key of its own neither registers nor unregisters itself.
+    assert set(adapter.CALLS) == paths - {f"{adapter.FLEET}register-node", f"{adapter.FLEET}unregister-node"}
 
 
 def test_a_supernode_sends_its_public_key_in_this_header_as_our_certificates_write_it(tmp_path: Path) -> None:
@@ -153,7 +157,45 @@ def test_a_supernode_sends_its_public_key_in_this_header_as_our_certificates_wri
     made = make_certificates(tmp_path / "certs", [], 1)
     key = public_bytes(made.public_key(0))
     assert FLEET_HTTP_PUBLIC_KEY_HEADER.encode() == adapter.PUBLIC_KEY_HEADER
-    assert public_key_to_bytes(bytes_to_public_key(key)) == key == public_half(made.client_key(0))
+    assert public_key_to_bytes(bytes_to_public_key(key)) == key
+
+
+def test_a_supernodes_signature_holds_at_the_door_and_ours_holds_at_the_superlink(tmp_path: Path) -> None:
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    made = make_certificates(tmp_path / "certs", [], 1)
+    public, private = public_bytes(made.public_key(0)), read_private_key(made.client_key(0))
+    call: Any = SimpleNamespace(request=httpx.Request("POST", "https://x/"))
+    NodeAuthHttpInterceptor(private, private.public_key()).intercept(call, lambda context: call)
+    theirs = {name.lower(): value for name, value in call.request.headers.raw}
+    found = verify(theirs, {public: 7})
+    assert found is not None
+    assert found.client == 7
+    assert {name.encode(): value.encode() for name, value in found.fields.items()}.items() <= theirs.items()
+    ours = sign(private)
+    time = ours[adapter.TIMESTAMP_HEADER.decode()].encode()
+    signature = base64.b64decode(ours[adapter.SIGNATURE_HEADER.decode()])
+    assert verify_signature(bytes_to_public_key(public), time, signature)
+
+
+def test_a_supernode_of_ours_follows_no_redirection(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore.protobuf.client import ProtobufClient
+
+    from ternfed.engines.flower.adapter.supernode import stay_at_the_server
+
+    monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)
+    assert ProtobufClient("https://x")._client.follow_redirects, "Flower no longer follows: nothing to do any more"
+    stay_at_the_server()
+    assert not ProtobufClient("https://x")._client.follow_redirects
+
+
+def test_calls_are_of_this_media_type_and_the_server_is_named_by_this_node_id() -> None:
+    from flwr.common.constant import SUPERLINK_NODE_ID
+    from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+
+    assert adapter.MEDIA_TYPE == PROTOBUF_MEDIA_TYPE
+    assert adapter.SUPERLINK_NODE == SUPERLINK_NODE_ID
 
 
 def test_signatures_are_accepted_within_these_seconds() -> None:
@@ -166,7 +208,7 @@ def test_signatures_are_accepted_within_these_seconds() -> None:
 def test_a_supernode_waits_longer_for_an_answer_than_the_gate_holds_its_question() -> None:
     from flwr.supercore.protobuf.client import ProtobufClient
 
-    assert inspect.signature(ProtobufClient).parameters["timeout"].default >= gate.HOLD + 10
+    assert inspect.signature(ProtobufClient).parameters["timeout"].default >= door.HOLD + 10
 
 
 def test_a_supernode_asks_again_sooner_than_the_gate_takes_it_for_gone() -> None:
@@ -174,13 +216,19 @@ def test_a_supernode_asks_again_sooner_than_the_gate_takes_it_for_gone() -> None
 
     source = inspect.getsource(start_client_internal.start_client_internal)
     assert "time.sleep(3)" in source, "its pause between two questions is another"
-    assert gate.READY > 3
+    assert door.READY > 3
 
 
 def test_an_unused_connection_to_the_superlink_outlives_the_time_that_the_gate_keeps_it() -> None:
     import uvicorn
 
     assert inspect.signature(uvicorn.Config).parameters["timeout_keep_alive"].default > gate.KEPT
+
+
+def test_a_supernode_that_lives_has_a_connection_open_because_heartbeats_come_sooner_than_the_door_closes_it() -> None:
+    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+
+    assert gate.KEEP > 2 * HEARTBEAT_DEFAULT_INTERVAL
 
 
 def test_a_node_is_deactivated_by_its_id() -> None:

@@ -114,7 +114,7 @@ def test_a_client_without_the_broadcast_it_needs_says_so_and_changes_nothing(tmp
     with pytest.raises(MissingReference, match="round 1; nothing is held"):
         work(site, empty, RUN, request, data)
     with pytest.raises(MissingReference):
-        work(site, Store(tmp_path / "0"), "another run", request, data)
+        work(site, Store(tmp_path / "0"), "another", request, data)
     assert not (tmp_path / "new").exists()
     with pytest.raises(MissingReference, match="round 2; that of round 1 is held"):
         work(site, Store(tmp_path / "0"), RUN, RoundRequest(3, 2), data)

@@ -106,17 +106,6 @@ def public_bytes(file: Path) -> bytes:
     return key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
 
 
-def public_half(file: Path) -> bytes:
-    """The public half of a client's private key, as Flower sends it: PEM."""
-    from cryptography.hazmat.primitives import serialization as s
-
-    try:
-        key = s.load_ssh_private_key(file.read_bytes(), password=None)
-    except (OSError, ValueError) as error:
-        raise NetworkError(f"{file}: is no private key in OpenSSH format ({error})") from error
-    return key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
-
-
 def _new_key() -> EllipticCurvePrivateKey:
     try:
         from cryptography.hazmat.primitives.asymmetric import ec

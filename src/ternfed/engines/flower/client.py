@@ -6,6 +6,7 @@ loopback, trains, and hands the upload back. It runs ternfed's own code and neve
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ternfed.engines.flower import adapter, processes
-from ternfed.engines.flower.certs import Certificates, public_half
+from ternfed.engines.flower.certs import Certificates
 from ternfed.engines.flower.client_round import (
     END,
     ClientSetup,
@@ -28,15 +29,19 @@ from ternfed.engines.flower.client_round import (
     work,
 )
 from ternfed.engines.flower.envelope import content, unwrap
-from ternfed.engines.flower.errors import NetworkError
+from ternfed.engines.flower.errors import InUse, NetworkError
 from ternfed.engines.flower.knock import knock
 from ternfed.engines.flower.memory import Store
+from ternfed.engines.flower.signatures import read_private_key
+from ternfed.engines.flower.told import plain, read_terms
 from ternfed.round.federation import Site
 
 POLL = 0.2
 """Seconds between two looks for a task."""
 AGAIN = 2.0
 """Seconds before a SuperNode that ended is started again."""
+ANOTHER = 30.0
+"""Seconds that another process with the same key is given to end; the server notices one that is dead in 25."""
 
 Say = Callable[[str], None]
 
@@ -68,28 +73,32 @@ class _Work:
         self._open: tuple[str, Site] | None = None
 
     def site_of(self, run_config: dict[str, Any]) -> tuple[str, Site]:
-        run = str(run_config["run"])
-        if self._open is None or self._open[0] != run:
-            experiment = read_experiment(str(run_config["experiment"]), self.setup.modules)
+        terms = read_terms(run_config, self.setup.modules)
+        if self._open is None or self._open[0] != terms.run:
+            experiment = read_experiment(terms.experiment, self.setup.modules)
             data = find_data(experiment, self.setup, self._loaded)
             self._loaded = {experiment.data.dataset: data}
-            self._open = run, open_site(experiment, self.setup, data, str(run_config.get("frozen", "")))
+            self._open = terms.run, open_site(experiment, self.setup, data, terms.frozen)
         return self._open
 
 
-def run_client(config: ClientConfig, say: Say) -> int:
+def run_client(config: ClientConfig, speak: Say) -> int:
     """Serve until the server says that the run is over; how often it took part. Refused where it may not."""
     adapter.need_flower()
     adapter.set_up(config.state / "flower")
     torch.set_num_threads(config.threads)
     certificates, key = config.certificates, config.certificates.client_key(config.setup.index)
     certificates.need(certificates.authority, key)
-    public_key, context = public_half(key), certificates.client_context()
+    private_key, context = read_private_key(key), certificates.client_context()
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     adapter.quiet()
     working = _Work(config)
+
+    def say(text: str) -> None:
+        speak(plain(text))
+
     while True:
-        away = knock(config.server, context, public_key)
+        away = _knock(config.server, context, private_key, say)
         if away is not None:  # a SuperNode keeps trying
             say(f"{config.server} does not answer yet ({away}); waiting for it")
         with _supernode(config, key) as node:
@@ -99,11 +108,24 @@ def run_client(config: ClientConfig, say: Say) -> int:
             return working.rounds
         if not is_over:
             if ended.end is adapter.End.FAILED:
-                raise NetworkError(f"the SuperNode could not start: {ended.reason}")
+                raise NetworkError(f"the SuperNode could not start: {plain(ended.reason)}")
             # A server that was started again turns connections to its predecessor away.
             was = "turned away" if ended.end is adapter.End.TURNED_AWAY else "lost"
             say(f"the connection was {was}; connecting again")
         time.sleep(AGAIN)
+
+
+def _knock(server: str, context: ssl.SSLContext, key: Any, say: Say) -> str | None:
+    """Knock; where another process has this client's key, wait for it: it may be this one, before its power was cut."""
+    end = time.monotonic() + ANOTHER
+    while True:
+        try:
+            return knock(server, context, key)
+        except InUse as error:
+            if time.monotonic() > end:
+                raise
+            say(f"{error}; waiting for its end")
+            time.sleep(ANOTHER / 6)
 
 
 class _SuperNode(NamedTuple):
@@ -119,7 +141,7 @@ def _supernode(config: ClientConfig, key: Path) -> Iterator[_SuperNode]:
     port = processes.free_port()
     secret_file, log, report = (config.state / name for name in ("secret", "supernode.log", "supernode.json"))
     secret = processes.write_secret(secret_file)
-    log.write_bytes(b"")
+    processes.write_private(log)
     report.unlink(missing_ok=True)
     authority = config.certificates.authority
     command = adapter.supernode_command(config.server, port, authority, key, secret_file, report)

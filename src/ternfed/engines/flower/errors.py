@@ -7,3 +7,7 @@ class NetworkError(RuntimeError):
 
 class Refused(NetworkError):
     """The server does not know this client, or the client does not trust this server."""
+
+
+class InUse(Refused):
+    """Another process is connected with this client's key."""

@@ -1,59 +1,48 @@
 """The one port that clients reach, in front of a SuperLink that only this machine reaches.
 
-It speaks TLS, lets through the calls of Flower's Fleet API and nothing else (a SuperLink's port also takes run and key
-management from whoever reaches it), counts the bytes of each client on the socket, and holds a client's question for
-messages until there is one, which saves Flower's three seconds between two questions.
+uvicorn speaks TLS and HTTP there, the door (`door.py`) is its application, and the sockets below (`connections.py`)
+are counted and limited. All of it runs in a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import ssl
+import logging
+import os
 import threading
-import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.utils import formatdate
-from typing import NamedTuple, cast
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ternfed.engines.flower.adapter import FLEET, deactivation
 from ternfed.engines.flower.certs import Certificates
-from ternfed.engines.flower.http1 import Closed, Head, read_answer, read_request, readdressed
-from ternfed.engines.flower.knock import KNOCK
+from ternfed.engines.flower.connections import Connections, Listener, listen, room
+from ternfed.engines.flower.custody import Custody
+from ternfed.engines.flower.door import Caller, Door
+from ternfed.engines.flower.errors import NetworkError
 
-CALL = re.compile(FLEET + rb"[a-z-]+")
-PULL = FLEET + b"pull-messages"
-ACTIVATE = FLEET + b"activate-node"
-DEACTIVATE = FLEET + b"deactivate-node"
-QUIET = (PULL, FLEET + b"send-node-heartbeat")
-"""Calls after which there is nothing new for the server to look at."""
-HOLD = 15.0
-"""Seconds that a question for messages may wait; Flower's client gives up after 30."""
-IDLE = 120.0
-"""Seconds after which a connection without a request is closed."""
-HANDSHAKE = 20.0
-HEAD = 32 << 10
+if TYPE_CHECKING:
+    import uvicorn
+
+HEAD = 16 << 10
 """Bytes of the head of a request, at most."""
-BODY = 64 << 20
-"""Bytes of a request, at most; Flower cuts arrays at 5 MiB."""
-CONNECTIONS = 1024
+KEEP = 75.0
+"""Seconds that a connection is kept between two calls: longer than the 30 s between two heartbeats, so that a client
+that lives has one open."""
+AT_ONCE = 64
+"""Connections that are taken before the others are read again: far fewer than strangers may have."""
+READ = 32 << 10
+"""Bytes that are read at once from a connection with TLS, whose records have 16 KiB."""
+INSIDE = 32
+"""Connections to the SuperLink."""
 KEPT = 3.0
 """Seconds that an unused connection to the SuperLink is kept; it closes them after 5."""
-READY = 5.0
-"""A client that asked for messages no longer ago than this is waiting for one; Flower asks every 3 s."""
-
-
-@dataclass
-class Counter:
-    """Bytes of one client on the socket, TLS and all, as the server sees them."""
-
-    down: int = 0
-    up: int = 0
-    asked: float = 0.0
-    """When it last asked for messages."""
-    asking: int = 0
-    """Questions that are being held."""
+UPLOAD = 256 << 20
+"""Bytes of a client's message, where the model does not say it more exactly."""
+LOGS = ("ternfed.door", "uvicorn.error")
 
 
 class Bytes(NamedTuple):
@@ -76,37 +65,52 @@ class Gate:
     """The registered public keys (PEM) and whose they are."""
     nodes: Mapping[int, int]
     """Each client's node in Flower."""
-    counters: dict[int, Counter] = field(default_factory=dict)
-    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    most: int = UPLOAD
+    """Bytes that a client's message may have."""
+    log: Path | None = None
+    """Where it is written who was turned away, and why."""
+    connections: Connections = field(default_factory=lambda: Connections(room()))
+    callers: dict[int, Caller] = field(default_factory=dict)
     _thread: threading.Thread | None = None
-    _server: asyncio.Server | None = None
     _news: threading.Event = field(default_factory=threading.Event)
-    _mail: int = 0
-    """Goes up with every message that the server pushes."""
-    _waiting: set[asyncio.Future[None]] = field(default_factory=set)
-    _connections: set[_Connection] = field(default_factory=set)
+    _started: threading.Event = field(default_factory=threading.Event)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _server: uvicorn.Server | None = None
+    _door: Door | None = None
+    _handler: logging.Handler | None = None
 
     def open(self) -> None:
         """Listen; OSError where the port is taken."""
-        self.counters = {index: Counter() for index in self.clients.values()}
-        self._outside, self._inside = self.certificates.server_context(), self.certificates.client_context()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gate", daemon=True)
+        self.callers = {
+            index: Caller(index, self.nodes[index], Custody(self.nodes[index], self.most))
+            for index in self.clients.values()
+        }
+        listeners = listen(self.host, self.port, self.connections)
+        self.port = listeners[0].getsockname()[1]
+        self._handler = _log_to(self.log)
+        self._thread = threading.Thread(target=self._run, args=(listeners,), name="gate", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        if not self._started.wait(30):
+            raise NetworkError("the server's door did not open")
 
     def close(self) -> None:
         """Stop listening and end every connection."""
-        if self._thread is None:
+        if self._thread is None or self._server is None:
             return
-        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        if self._loop is not None and self._door is not None:
+            self._loop.call_soon_threadsafe(self._door.close)
+        self._server.should_exit = True
+        self._thread.join(15)
         self._thread = None
+        for name in LOGS:
+            if self._handler is not None:
+                logging.getLogger(name).removeHandler(self._handler)
+                self._handler.close()
 
     def wake(self) -> None:
         """There are new messages: answer the questions that are held."""
-        self._loop.call_soon_threadsafe(self._wake)
+        if self._loop is not None and self._door is not None:
+            self._loop.call_soon_threadsafe(self._door.mail.came)
 
     def wait(self, seconds: float) -> None:
         """Until a client has sent something, or so long."""
@@ -115,260 +119,98 @@ class Gate:
 
     def is_ready(self, client: int) -> bool:
         """Whether a client is there and waits for a message."""
-        counter = self.counters[client]
-        return counter.asking > 0 or time.monotonic() - counter.asked < READY
+        return self.callers[client].is_ready()
 
     def bytes_of(self, client: int) -> Bytes:
-        return Bytes(self.counters[client].down, self.counters[client].up)
+        counted = self.callers[client].bytes
+        return Bytes(counted.down, counted.up)
 
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port, backlog=CONNECTIONS)
-        self.port = self._server.sockets[0].getsockname()[1]
+    def forget(self, client: int) -> list[str]:
+        """Nobody waits for what a client was given any more; the replies that it has begun."""
+        if self._loop is None or self._loop.is_closed():
+            return []
 
-    async def _shut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        tasks = [connection.task for connection in self._connections if connection.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async def forget() -> list[str]:
+            return self.callers[client].custody.forget()
 
-    def _wake(self) -> None:
-        self._mail += 1
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
-        self._waiting.clear()
+        return asyncio.run_coroutine_threadsafe(forget(), self._loop).result(30)
 
-    async def mail(self, seen: int, seconds: float) -> None:
-        """Until messages were pushed after the `seen`-th time, or so long."""
-        if self._mail != seen:
-            return
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            await asyncio.wait_for(future, seconds)
-        except TimeoutError:
-            pass
-        finally:
-            self._waiting.discard(future)
+    def _run(self, listeners: list[Listener]) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            runner.run(self._serve(listeners))
+
+    async def _serve(self, listeners: list[Listener]) -> None:
+        import httpx
+        import uvicorn
+
+        # asyncio gives each connection with TLS a buffer of 256 KiB at once, also one that says nothing.
+        SSLProtocol.max_size = min(SSLProtocol.max_size, READ)
+        host, port = self.inner
+        limits = httpx.Limits(max_connections=INSIDE, max_keepalive_connections=INSIDE, keepalive_expiry=KEPT)
+        async with httpx.AsyncClient(
+            base_url=f"https://{host}:{port}",
+            verify=self.certificates.client_context(),
+            trust_env=False,
+            timeout=httpx.Timeout(30.0, pool=None),
+            limits=limits,
+        ) as superlink:
+            self._door = Door(self.clients, self.callers, self.connections, superlink, self._news.set)
+            self._server = uvicorn.Server(self._config(self._door))
+            tending = asyncio.create_task(self._tend())
+            try:
+                await self._server.serve(sockets=list(listeners))
+            finally:
+                tending.cancel()
+
+    def _config(self, door: Any) -> uvicorn.Config:
+        import uvicorn
+
+        return uvicorn.Config(
+            door,
+            http="h11",  # it bounds a head, and httptools does not
+            h11_max_incomplete_event_size=HEAD,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            proxy_headers=False,
+            server_header=False,
+            access_log=False,
+            log_config=None,
+            backlog=AT_ONCE,
+            timeout_keep_alive=int(KEEP),
+            timeout_graceful_shutdown=1,
+            ssl_context_factory=lambda config, default: self.certificates.server_context(),
+        )
+
+    async def _tend(self) -> None:
+        """End connections whose time is over, once per second."""
+        while self._server is not None and not self._server.started:
+            await asyncio.sleep(0.01)
+        self._started.set()
+        while True:
+            self.connections.sweep()
+            await asyncio.sleep(1.0)
 
 
-class _Connection(asyncio.Protocol):
-    """TLS over one socket, by hand, so that every byte that passes is counted."""
+class _PrivateLog(RotatingFileHandler):
+    """At most 2 MiB, whatever strangers do, and readable by this user alone."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-        self.counter: Counter | None = None
-        self.early = Counter()
-        """What passed before the client was known."""
-        self.task: asyncio.Task[None] | None = None
-        self._reader = asyncio.StreamReader(limit=HEAD)
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = gate._outside.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._is_open = False
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self._upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._used = 0.0
+    def _open(self) -> TextIOWrapper:
+        return os.fdopen(
+            os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8"
+        )
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        if len(self.gate._connections) >= CONNECTIONS:
-            self._transport.abort()
-            return
-        self.gate._connections.add(self)
-        self._reader.set_transport(self._transport)
-        self.task = asyncio.get_running_loop().create_task(self._serve())
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._may_write.set()
-        self._reader.feed_eof()
-        self.gate._connections.discard(self)
-
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
-
-    def data_received(self, data: bytes) -> None:
-        (self.counter or self.early).up += len(data)
-        self._incoming.write(data)
-        try:
-            if not self._is_open:
-                self._tls.do_handshake()
-                self._is_open = True
-            while plain := self._tls.read(1 << 16):
-                self._reader.feed_data(plain)
-            self._reader.feed_eof()
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLError:  # plain HTTP, or a client that does not trust this certificate
-            self._flush()
-            self._transport.close()
-            return
-        self._flush()
-
-    def eof_received(self) -> None:
-        self._reader.feed_eof()
-
-    def _flush(self) -> None:
-        data = self._outgoing.read()
-        if data and not self._transport.is_closing():
-            (self.counter or self.early).down += len(data)
-            self._transport.write(data)
-
-    async def _write(self, data: bytes) -> None:
-        if self._transport.is_closing():
-            raise Closed
-        self._tls.write(data)
-        self._flush()
-        await self._may_write.wait()
-
-    def _is_gone(self) -> bool:
-        return self._transport.is_closing() or self._reader.at_eof()
-
-    def _known_as(self, client: int) -> None:
-        """From now on these are the bytes of a client that the SuperLink has recognised."""
-        counter = self.gate.counters[client]
-        if self.counter is None:
-            counter.down += self.early.down
-            counter.up += self.early.up
-        self.counter = counter
-
-    async def _inner(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The connection to the SuperLink; a new one where the SuperLink may have closed it."""
-        if self._upstream is not None and time.monotonic() - self._used > KEPT:
-            self._upstream[1].close()
-            self._upstream = None
-        if self._upstream is None:
-            self._upstream = await asyncio.open_connection(*self.gate.inner, ssl=self.gate._inside, limit=HEAD)
-        self._used = time.monotonic()
-        return self._upstream
-
-    async def _serve(self) -> None:
-        try:
-            wait = HANDSHAKE
-            while True:
-                head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), wait)
-                wait = IDLE
-                request = read_request(head)
-                client = self.gate.clients.get(request.key)
-                call = CALL.fullmatch(request.path)
-                if request.path == KNOCK or client is None or call is None or request.length > BODY:
-                    await self._answer_itself(request, client)
-                    break
-                if request.path == PULL:
-                    await self._pull(request, head, client)
-                elif request.path == ACTIVATE:
-                    await self._activate(request, head, client)
-                else:
-                    await self._pass(request, head, client)
-        except (Closed, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError, ssl.SSLError):
-            pass
-        finally:
-            if self._upstream is not None:
-                self._upstream[1].close()
-            self._transport.close()
-
-    async def _answer_itself(self, request: Head, client: int | None) -> None:
-        """What does not concern the SuperLink: whether a key is registered, and requests that are turned away."""
-        status = b"200 OK" if request.path == KNOCK else b"404 Not Found"
-        if client is None and (request.path == KNOCK or CALL.fullmatch(request.path)):
-            status = b"401 Unauthorized"
-        date = formatdate(usegmt=True).encode()
-        head = b"HTTP/1.1 %s\r\ndate: %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-        await self._write(head % (status, date))
-
-    async def _ask(self, head: bytes, body: bytes) -> tuple[int, bytes, bytes]:
-        """A whole request to the SuperLink: status, head and content of the answer."""
-        reader, upstream = await self._inner()
-        upstream.write(head + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        status, length = read_answer(answer)
-        content = await reader.readexactly(length)
-        self._used = time.monotonic()
-        return status, answer, content
-
-    async def _activate(self, request: Head, head: bytes, client: int) -> None:
-        """A client that starts. Flower takes one that was killed for alive for a minute, and refuses its successor.
-
-        Its owner has signed this request, so the gate lets Flower know that the earlier one is gone, and asks again.
-        """
-        body = await asyncio.wait_for(self._reader.readexactly(request.length), IDLE)
-        status, answer, content = await self._ask(head, body)
-        if status != 200:
-            earlier = deactivation(self.gate.nodes[client])
-            await self._ask(readdressed(head, DEACTIVATE, len(earlier)), earlier)
-            status, answer, content = await self._ask(head, body)
-        if status == 200:
-            self._known_as(client)
-        await self._write(answer + content)
-
-    async def _pass(self, request: Head, head: bytes, client: int) -> None:
-        """Hand a request on as it comes, and the answer back."""
-        reader, upstream = await self._inner()
-        upstream.write(head)
-        left = request.length
-        while left:
-            part = await asyncio.wait_for(self._reader.read(min(left, 1 << 16)), IDLE)
-            if not part:
-                raise Closed
-            upstream.write(part)
-            await upstream.drain()
-            left -= len(part)
-        answer = await reader.readuntil(b"\r\n\r\n")
-        status, length = read_answer(answer)
-        if status == 200:
-            self._known_as(client)
-        await self._write(answer)
-        while length:
-            part = await reader.read(min(length, 1 << 16))
-            if not part:
-                raise Closed
-            await self._write(part)
-            length -= len(part)
-        self._used = time.monotonic()
-        if request.path not in QUIET:
-            self.gate._news.set()
-
-    async def _pull(self, request: Head, head: bytes, client: int) -> None:
-        """A question for messages: answered when there is one, or after a while with none."""
-        body = await asyncio.wait_for(self._reader.readexactly(request.length), IDLE)
-        counter, end = self.gate.counters[client], time.monotonic() + HOLD
-        held = False
-        try:
-            while True:
-                seen = self.gate._mail
-                status, answer, content = await self._ask(head, body)
-                if status == 200:
-                    self._known_as(client)
-                    counter.asked = time.monotonic()
-                if status != 200 or content or time.monotonic() >= end or self._is_gone():
-                    break
-                if not held:
-                    counter.asking, held = counter.asking + 1, True
-                await self._mail_or_gone(seen, end - time.monotonic())
-                if self._is_gone():
-                    raise Closed
-            if content:
-                counter.asked = 0.0  # it has something to do now
-        finally:
-            counter.asking -= held
-            if self._is_gone():
-                counter.asked = 0.0
-        await self._write(answer + content)
-
-    async def _mail_or_gone(self, seen: int, seconds: float) -> None:
-        mail = asyncio.ensure_future(self.gate.mail(seen, max(seconds, 0.0)))
-        gone = asyncio.ensure_future(self._reader.read(1))  # nothing is said before the answer: only an end comes
-        try:
-            await asyncio.wait({mail, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                self._transport.close()
-        finally:
-            for each in (mail, gone):
-                each.cancel()
-            await asyncio.gather(mail, gone, return_exceptions=True)
+def _log_to(file: Path | None) -> logging.Handler:
+    """What the door and uvicorn have to say goes there and nowhere else."""
+    handler: logging.Handler = logging.NullHandler()
+    if file is not None:
+        handler = _PrivateLog(file, maxBytes=1 << 20, backupCount=1, encoding="utf-8", delay=True)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    for name in LOGS:
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(logging.WARNING)
+    return handler

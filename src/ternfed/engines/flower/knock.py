@@ -1,4 +1,4 @@
-"""A client asks a server's gate whether it may come in, before Flower does and whenever Flower was sent away.
+"""A client asks a server's door whether it may come in, before Flower does and whenever Flower was sent away.
 
 Flower retries most errors and ends at others without a word. A TLS handshake and one small request tell exactly what
 is wrong: the certificate, the key, or the clock.
@@ -6,17 +6,21 @@ is wrong: the certificate, the key, or the clock.
 
 from __future__ import annotations
 
-import base64
 import http.client
 import ssl
 import time
 from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
 
-from ternfed.engines.flower.adapter import MOST_AHEAD, MOST_BEHIND, PUBLIC_KEY_HEADER
-from ternfed.engines.flower.errors import Refused
+from ternfed.engines.flower.adapter import MOST_AHEAD, MOST_BEHIND
+from ternfed.engines.flower.errors import InUse, Refused
+from ternfed.engines.flower.signatures import sign
 
-KNOCK = b"/v1/ternfed/knock"
-"""Answered by the gate itself: 200 for a registered public key, 401 for any other."""
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+KNOCK = "/v1/ternfed/knock"
+"""Answered by the door itself: 200 for a registered key, 401 for any other, 409 where a process with it is there."""
 PATIENCE = 10.0
 """Seconds to wait for an answer."""
 NOT_NOW = (9, 10)
@@ -25,13 +29,12 @@ OTHER_NAME = (62, 64)
 """And for one of another host name or address."""
 
 
-def knock(server: str, context: ssl.SSLContext, public_key: bytes) -> str | None:
+def knock(server: str, context: ssl.SSLContext, key: EllipticCurvePrivateKey) -> str | None:
     """None where this client may come in; else why the server cannot be asked now. Refused where it may not."""
     connection = http.client.HTTPSConnection(server, timeout=PATIENCE, context=context)
-    header = {PUBLIC_KEY_HEADER.decode(): base64.b64encode(public_key).decode()}
     sent = time.time()
     try:
-        connection.request("POST", KNOCK.decode(), b"", header)
+        connection.request("POST", KNOCK, b"", sign(key))
         answer = connection.getresponse()
     except ssl.SSLCertVerificationError as error:
         raise Refused(_certificate_reason(error, connection.host)) from error
@@ -39,10 +42,12 @@ def knock(server: str, context: ssl.SSLContext, public_key: bytes) -> str | None
         return str(error) or type(error).__name__
     finally:
         connection.close()
+    check_clock(answer.headers.get("date"), sent, time.time())  # first: with a wrong clock no signature holds
     if answer.status == http.client.UNAUTHORIZED:
         raise Refused("the server does not know this client's key; register its .pub file there")
-    check_clock(answer.headers.get("date"), sent, time.time())
-    return None
+    if answer.status == http.client.CONFLICT:
+        raise InUse("another process is connected with this client's key; each client needs a key of its own")
+    return None if answer.status == http.client.OK else f"it answers {answer.status}"
 
 
 def check_clock(date: str | None, sent: float, received: float) -> None:

@@ -24,6 +24,8 @@ class Link:
 
     address: tuple[str, int]
     grid: Any
+    task: Any
+    """Of the run itself, which this process has taken."""
     nodes: dict[int, int]
     """The SuperNode of each client."""
 
@@ -37,6 +39,10 @@ class Link:
     def pull(self, identities: Sequence[str]) -> list[Any]:
         """The replies that have come to these messages."""
         return list(self.grid.pull_messages(identities)) if identities else []
+
+    def discard(self, identities: Sequence[str]) -> None:
+        """Let the SuperLink forget messages and replies that nobody waits for any more."""
+        adapter.discard(self.task, self.grid.run.run_id, identities)
 
 
 @contextmanager
@@ -52,7 +58,7 @@ def open_link(certificates: Certificates, clients: int, config: dict[str, str], 
     port = processes.free_port()
     secret_file, log = folder / "secret", folder / "superlink.log"
     secret = processes.write_secret(secret_file)
-    log.write_bytes(b"")
+    processes.write_private(log)
     authority = certificates.authority
     command = adapter.superlink_command(port, authority, certificates.server, certificates.server_key, secret_file)
     process = processes.start(command, log)
@@ -67,7 +73,7 @@ def open_link(certificates: Certificates, clients: int, config: dict[str, str], 
         grid = adapter.open_grid(task, address, token, authority)
         try:
             with adapter.heartbeats(task):
-                yield Link(("127.0.0.1", port), grid, nodes)
+                yield Link(("127.0.0.1", port), grid, task, nodes)
         finally:  # a SuperLink waits for open connections before it ends
             grid.close()
             task.close()

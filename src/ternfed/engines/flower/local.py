@@ -16,6 +16,7 @@ from ternfed.data.values import DataSet
 from ternfed.engines.flower import adapter
 from ternfed.engines.flower.client import ClientConfig, run_client
 from ternfed.engines.flower.client_round import ClientSetup
+from ternfed.engines.flower.processes import write_private
 from ternfed.engines.flower.server import ListenAddress
 from ternfed.experiment.experiment import Experiment
 
@@ -34,10 +35,9 @@ def local_clients(
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     count, loaded = experiment.federation.clients, {experiment.data.dataset: data}
     server = f"{listen.host}:{listen.port}"
-    configs = [
-        ClientConfig(server, listen.certificates, ClientSetup(index, count, loaded=loaded), folder / str(index))
-        for index in range(count)
-    ]
+    files = tuple(name for name in (experiment.model.weights, experiment.data.dataset) if name)  # the user's own
+    setups = [ClientSetup(index, count, modules=files, loaded=loaded) for index in range(count)]
+    configs = [ClientConfig(server, listen.certificates, setup, folder / str(setup.index)) for setup in setups]
     processes = [context.Process(target=_client, args=(config,), daemon=True) for config in configs]
     for process in processes:
         process.start()
@@ -58,6 +58,7 @@ def _client(config: ClientConfig) -> None:
     config.state.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its clients
+    write_private(config.state / "client.log")
     with (config.state / "client.log").open("a", encoding="utf-8", buffering=1) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -6,6 +6,7 @@ again, the client does so too, from where it stood before that round.
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class Store:
 
     def save(self, run: str, kept: Kept, start: int) -> None:
         """Keep the client after a round, and as it stood after round `start`, which it began from; nothing else."""
-        place = self.folder / run
+        place = self._place(run)
         place.mkdir(parents=True, exist_ok=True)
         tensors = {f"memory/{name}": tensor for name, tensor in kept.memory.items()}
         tensors |= {f"lent/{name}": tensor for name, tensor in (kept.lent or {}).items()}
@@ -60,8 +61,14 @@ class Store:
             if other.is_dir() and other.name != run:
                 shutil.rmtree(other, ignore_errors=True)
 
+    def _place(self, run: str) -> Path:
+        """A run's folder. Its name comes from a server: one that is more than a name is refused."""
+        if not re.fullmatch(r"\w+", run, re.ASCII):
+            raise ValueError(f"{run!r} names no run")
+        return self.folder / run
+
     def _files(self, run: str) -> dict[int, Path]:
-        place = self.folder / run
+        place = self._place(run)
         return {int(file.stem): file for file in place.glob("*.safetensors") if file.stem.isdigit()}
 
 

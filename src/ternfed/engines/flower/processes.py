@@ -52,10 +52,15 @@ def free_port(host: str = "127.0.0.1") -> int:
 def write_secret(file: Path) -> bytes:
     """A new secret that two processes of one machine share, readable by this user alone."""
     secret = secrets.token_bytes(32)
+    write_private(file, secret)
+    return secret
+
+
+def write_private(file: Path, data: bytes = b"") -> None:
+    """A new file, readable by this user alone: a secret, or a log with ids in it."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        stream.write(secret)
-    return secret
+        stream.write(data)
 
 
 def _die_with_parent() -> None:

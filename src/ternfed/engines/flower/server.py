@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ternfed.engines.flower import adapter
+from ternfed.algorithms.algorithm import Network
+from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import Certificates, public_bytes
 from ternfed.engines.flower.client_round import END, RoundRequest
 from ternfed.engines.flower.envelope import content, unwrap
@@ -108,7 +109,9 @@ def open_connections(federation: Federation, listen: ListenAddress, folder: Path
     config = {"experiment": experiment.to_toml(), "run": run, "frozen": federation.network.digest or ""}
     with open_link(listen.certificates, clients, config, folder) as link:
         keys = {public_bytes(listen.certificates.public_key(index)): index for index in range(clients)}
-        gate = Gate(listen.certificates, listen.host, listen.port, link.address, keys, link.nodes)
+        most = largest_upload(federation.network)
+        log = folder / "door.log"
+        gate = Gate(listen.certificates, listen.host, listen.port, link.address, keys, link.nodes, most, log)
         try:
             gate.open()
         except OSError as error:
@@ -117,6 +120,11 @@ def open_connections(federation: Federation, listen: ListenAddress, folder: Path
             yield Connections(link, gate, {client: Bytes(0, 0) for client in range(clients)})
         finally:
             gate.close()
+
+
+def largest_upload(network: Network) -> int:
+    """Bytes that an upload may have: four times the model, whatever the algorithm sends, and a megabyte besides."""
+    return 4 * sum(tensor.nbytes for tensor in network.weights().values()) + (1 << 20)
 
 
 def wait_for_clients(connections: Connections, count: int, terms: Terms, say: Say) -> None:
@@ -224,8 +232,9 @@ class _Attempt:
             self.connections.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
             for reply in self.connections.link.pull(list(self._pending)):
                 self._take(reply, end)
-        for client, _ in self._pending.values():
+        for identity, (client, _) in self._pending.items():
             self.dropped[client] = f"client {client}: did not answer within {self.terms.deadline:g} s"
+            self.connections.link.discard([identity, *self.connections.gate.forget(client)])
         self.clock.lap("clients")
 
     def _wait_for_ready(self) -> set[int]:
@@ -284,9 +293,9 @@ class _Attempt:
 def new_run(folder: Path) -> str:
     """A name for a new run, by which clients know what they remember of it."""
     network = folder / "network"
-    network.mkdir(parents=True, exist_ok=True)
+    network.mkdir(parents=True, exist_ok=True, mode=0o700)
     run = secrets.token_hex(8)
-    (network / "run").write_text(run, encoding="ascii")
+    processes.write_private(network / "run", run.encode("ascii"))
     (network / "bytes.jsonl").unlink(missing_ok=True)
     return run
 

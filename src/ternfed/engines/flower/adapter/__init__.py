@@ -4,7 +4,8 @@ Flower promises `flwr.app`, `flwr.clientapp` and `flwr.serverapp`. All else may 
 imported in this folder and nowhere else; `tests/engines/flower/test_adapter_contract.py` names what we rely on.
 
     version.py     which versions of Flower are tested, and whether one of them is installed
-    programs.py    Flower's settings, the command lines of its programs, the paths and headers of its HTTP calls
+    programs.py    Flower's settings, the command lines of its programs
+    fleet.py       the calls of SuperNodes: which there are, and what each one names
     tasks.py       tasks taken from a SuperLink or SuperNode, and answered
     superlink.py   keys and the run registered at a SuperLink, and its grid
     supernode.py   the program of the child process that is a SuperNode; it says how it ended
@@ -12,15 +13,44 @@ imported in this folder and nowhere else; `tests/engines/flower/test_adapter_con
 Nothing here imports Flower before it is used, and nothing imports PyTorch.
 """
 
-from ternfed.engines.flower.adapter.programs import (
+from ternfed.engines.flower.adapter.fleet import (
+    ACTIVATE,
+    CALLS,
+    CONFIRM,
+    DEACTIVATE,
     FLEET,
+    HEARTBEAT,
+    MEDIA_TYPE,
     MOST_AHEAD,
     MOST_BEHIND,
-    OFFLINE,
     PUBLIC_KEY_HEADER,
+    PULL,
+    PULL_OBJECT,
+    PUSH,
+    PUSH_OBJECT,
+    SIGNATURE_HEADER,
+    SUPERLINK_NODE,
+    TIMESTAMP_HEADER,
+    VERSION_HEADERS,
+    Delivered,
+    Malformed,
+    Part,
+    Reply,
+    Session,
+    deactivation,
+    is_stored,
+    part_of,
+    read_call,
+    read_delivered,
+    read_session,
+    reply_of,
+    sender_of,
+    write_call,
+)
+from ternfed.engines.flower.adapter.programs import (
+    OFFLINE,
     End,
     Ended,
-    deactivation,
     how_it_ended,
     program,
     quiet,
@@ -28,7 +58,13 @@ from ternfed.engines.flower.adapter.programs import (
     superlink_command,
     supernode_command,
 )
-from ternfed.engines.flower.adapter.superlink import open_control, open_grid, register, start_run
+from ternfed.engines.flower.adapter.superlink import (
+    discard,
+    open_control,
+    open_grid,
+    register,
+    start_run,
+)
 from ternfed.engines.flower.adapter.tasks import (
     CLIENT_APP,
     SERVER_APP,
@@ -43,38 +79,68 @@ from ternfed.engines.flower.adapter.tasks import (
     send_reply,
     take,
 )
-from ternfed.engines.flower.adapter.version import need_flower
+from ternfed.engines.flower.adapter.version import (
+    need_flower,
+)
 
 __all__ = [
+    "ACTIVATE",
+    "CALLS",
     "CLIENT_APP",
+    "CONFIRM",
+    "DEACTIVATE",
     "FLEET",
+    "HEARTBEAT",
+    "MEDIA_TYPE",
     "MOST_AHEAD",
     "MOST_BEHIND",
     "OFFLINE",
     "PUBLIC_KEY_HEADER",
+    "PULL",
+    "PULL_OBJECT",
+    "PUSH",
+    "PUSH_OBJECT",
     "SERVER_APP",
+    "SIGNATURE_HEADER",
+    "SUPERLINK_NODE",
+    "TIMESTAMP_HEADER",
+    "VERSION_HEADERS",
     "CallFailed",
+    "Delivered",
     "End",
     "Ended",
+    "Malformed",
+    "Part",
+    "Reply",
+    "Session",
     "Unreachable",
     "deactivation",
+    "discard",
     "heartbeats",
     "how_it_ended",
     "is_from_flower",
+    "is_stored",
     "load_ahead",
     "need_flower",
     "open_control",
     "open_grid",
     "open_queue",
     "open_task",
+    "part_of",
     "program",
     "quiet",
+    "read_call",
+    "read_delivered",
+    "read_session",
     "read_task",
     "register",
+    "reply_of",
     "send_reply",
+    "sender_of",
     "set_up",
     "start_run",
     "superlink_command",
     "supernode_command",
     "take",
+    "write_call",
 ]

@@ -1,4 +1,4 @@
-"""Flower's settings, the command lines of its two programs, and the names in its HTTP calls."""
+"""Flower's settings, and the command lines of its two programs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ OFFLINE = {
 """Nothing phones home, and nothing is fetched."""
 CHUNK = 1 << 20
 """Bytes of a message in one call. Flower gives a call 30 s: for its own 5 MiB a link of 1.4 Mbit/s is too slow."""
-
-FLEET = b"/v1/fleet/"
-"""Where the calls of SuperNodes begin."""
-PUBLIC_KEY_HEADER = b"flwr-public-key"
-"""A SuperNode's public key: PEM, in base64."""
-MOST_AHEAD, MOST_BEHIND = 5, 305
-"""Seconds by which a SuperNode's clock may differ from the SuperLink's; else its signature is not accepted."""
 
 
 class End(StrEnum):
@@ -102,10 +95,3 @@ def how_it_ended(report: Path) -> Ended:
         return Ended(End(said["end"]), str(said["reason"]))
     except (OSError, ValueError, KeyError):
         return Ended(End.LOST, "")
-
-
-def deactivation(node: int) -> bytes:
-    """The body of the call by which a SuperNode says that it is gone."""
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
-    return bytes(DeactivateNodeRequest(node_id=node).SerializeToString())

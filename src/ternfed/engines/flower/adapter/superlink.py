@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from ternfed.engines.flower.adapter.fleet import SUPERLINK_NODE
 from ternfed.engines.flower.adapter.tasks import calling
 from ternfed.engines.flower.errors import NetworkError
 
@@ -68,6 +70,18 @@ def start_run(control: Any, config: dict[str, str]) -> None:
         started = control.StartRun(StartRunRequest(fab=fab))
     if not started.HasField("run_id"):
         raise NetworkError("Flower's SuperLink refused the run")
+
+
+def discard(task: Any, run: int, messages: Sequence[str]) -> None:
+    """Delete the objects of messages that nobody waits for any more; the SuperLink would keep them."""
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+    from flwr.proto.node_pb2 import Node
+
+    for message in messages:
+        with calling():
+            task.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=Node(node_id=SUPERLINK_NODE), run_id=run, message_object_id=message)
+            )
 
 
 def open_grid(task: Any, address: str, token: str, authority: Path) -> Any:

@@ -16,6 +16,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ternfed.engines.flower.adapter.programs import End, Ended
 
@@ -33,6 +34,7 @@ def run(options: list[str]) -> Ended:
     """Be a SuperNode until it ends."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    stay_at_the_server()
     sys.argv = ["flower-supernode", *options]
     try:
         flower_supernode()
@@ -42,6 +44,19 @@ def run(options: list[str]) -> Ended:
         traceback.print_exc()
         return Ended(End.FAILED, f"{type(error).__name__}: {error}")
     return Ended(End.LOST, "")
+
+
+def stay_at_the_server() -> None:
+    """Flower's client follows redirections, with signature and upload, to wherever the answer says. Ours does not."""
+    from flwr.supercore.protobuf.client import ProtobufClient
+
+    before = ProtobufClient.__init__
+
+    def after(self: Any, *arguments: Any, **options: Any) -> None:
+        before(self, *arguments, **options)
+        self._client.follow_redirects = False
+
+    ProtobufClient.__init__ = after  # type: ignore[method-assign]
 
 
 def read_exit(error: SystemExit) -> Ended:
