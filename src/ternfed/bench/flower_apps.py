@@ -1,0 +1,211 @@
+"""Somebody's Flower app, with and without ternfed's two lines: strategies by modes, in one process.
+
+The app is Flower's quickstart: its network of 62,006 weights, plain SGD, equal parts for five clients; the data are
+scikit-learn's digits, enlarged to the 32 × 32 colour images that the network takes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ternfed.data.partitions import Iid
+from ternfed.data.sets import load
+from ternfed.engines.flower.adapter.in_process import in_process_grid
+
+CLIENTS, ROUNDS, EPOCHS, BATCH, RATE, MOMENTUM = 5, 10, 2, 32, 0.02, 0.9
+PLAIN = "none"
+"""In place of a mode: the app without ternfed."""
+
+
+class QuickstartNet(nn.Sequential):
+    """The network of Flower's quickstart, 62,006 weights; with BatchNorm on request."""
+
+    def __init__(self, norm: bool = False) -> None:
+        def block(layer: nn.Module, width: int, kind: type[nn.Module], *more: nn.Module) -> list[nn.Module]:
+            return [layer, *([kind(width)] if norm else []), nn.ReLU(), *more]
+
+        super().__init__(
+            *block(nn.Conv2d(3, 6, 5), 6, nn.BatchNorm2d, nn.MaxPool2d(2)),
+            *block(nn.Conv2d(6, 16, 5), 16, nn.BatchNorm2d, nn.MaxPool2d(2)),
+            nn.Flatten(),
+            *block(nn.Linear(400, 120), 120, nn.BatchNorm1d),
+            *block(nn.Linear(120, 84), 84, nn.BatchNorm1d),
+            nn.Linear(84, 10),
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    strategy: str
+    norm: bool = False
+    fraction: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        more = [*(["BatchNorm"] if self.norm else []), *([f"{self.fraction:.0%} of clients"] if self.fraction < 1 else [])]
+        return f"{self.strategy}{', ' if more else ''}{', '.join(more)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ended with."""
+
+    case: Case
+    mode: str
+    seed: int
+    accuracy: float
+    down: float = 1.0
+    """Bytes of all rounds, as a share of the same models in float32."""
+    up: float = 1.0
+
+
+def strategies() -> dict[str, Callable[..., Any]]:
+    """Flower's strategies by name, with settings of the server with which the app learns without ternfed."""
+    from flwr.serverapp import strategy as flower
+
+    return {
+        "FedAvg": flower.FedAvg,
+        "FedProx": lambda **more: flower.FedProx(proximal_mu=0.1, **more),
+        "FedAvgM": lambda **more: flower.FedAvgM(server_learning_rate=1.0, server_momentum=0.5, **more),
+        "FedAdam": lambda **more: flower.FedAdam(eta=0.01, tau=0.001, **more),
+        "FedYogi": lambda **more: flower.FedYogi(eta=0.01, tau=0.001, **more),
+        "FedAdagrad": lambda **more: flower.FedAdagrad(eta=0.02, tau=0.001, **more),
+        "QFedAvg": lambda **more: flower.QFedAvg(client_learning_rate=RATE, q=0.1, **more),
+        "FedMedian": flower.FedMedian,
+        "FedTrimmedAvg": flower.FedTrimmedAvg,
+        "Krum": flower.Krum,
+    }
+
+
+@cache
+def _data(held_out: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training inputs and labels, and those to be judged with: the test set, or a fifth of the training data."""
+    digits = load("digits")
+
+    def images(inputs: Tensor) -> Tensor:
+        large = nn.functional.interpolate(inputs.reshape(-1, 1, 8, 8), size=32, mode="bilinear")
+        return ((large - large.mean()) / large.std()).expand(-1, 3, -1, -1).contiguous()
+
+    train, labels = images(digits.train.inputs), digits.train.labels
+    if not held_out:
+        return train, labels, images(digits.test.inputs), digits.test.labels
+    cut = len(labels) * 4 // 5
+    return train[:cut], labels[:cut], train[cut:], labels[cut:]
+
+
+def client_app(norm: bool, seed: int, held_out: bool, mods: Sequence[Any]) -> Any:
+    """The user's ClientApp: nothing in its train function knows of ternfed."""
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp(mods=list(mods))
+    inputs, labels, _, _ = _data(held_out)
+    parts = Iid().split(labels, CLIENTS, torch.Generator().manual_seed(seed))
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        config = message.content["config"]
+        model = QuickstartNet(norm)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        start = [parameter.detach().clone() for parameter in model.parameters()]
+        own = parts[int(context.node_config["partition-id"])]
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+        source = torch.Generator().manual_seed(hash((seed, int(config["server-round"]), int(own[0]))) % 2**62)
+        mu, total = float(config.get("proximal-mu", 0.0)), 0.0
+        for _ in range(EPOCHS):
+            for batch in own[torch.randperm(len(own), generator=source)].split(BATCH):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
+                total += float(loss) * len(batch)
+                if mu:
+                    pairs = zip(model.parameters(), start, strict=True)
+                    loss = loss + mu / 2 * sum((now - then).square().sum() for now, then in pairs)
+                loss.backward()
+                optimizer.step()
+        metrics = MetricRecord({"num-examples": len(own), "train_loss": total / (EPOCHS * len(own))})
+        arrays = ArrayRecord(torch_state_dict=model.state_dict())
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def play(case: Case, mode: str, seed: int, *, rounds: int = ROUNDS, held_out: bool = False) -> Outcome:
+    """One run. Two lines of it are ternfed's."""
+    from flwr.app import ArrayRecord, MetricRecord
+
+    from ternfed.engines.flower.mod import ternary_mod
+    from ternfed.engines.flower.strategy import TernaryStrategy
+
+    torch.manual_seed(seed)
+    random.seed(seed)
+    model = QuickstartNet(case.norm)
+    nodes = max(2, round(CLIENTS * case.fraction))
+    made: Any = strategies()[case.strategy](
+        fraction_train=case.fraction, fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=CLIENTS
+    )
+    if mode != PLAIN:
+        made = TernaryStrategy(made, mode, seed=seed)
+    app = client_app(case.norm, seed, held_out, [] if mode == PLAIN else [ternary_mod])
+    _, _, inputs, labels = _data(held_out)
+
+    def evaluate(_: int, arrays: Any) -> Any:
+        model.load_state_dict(arrays.to_torch_state_dict())
+        with torch.no_grad():
+            right = (model.eval()(inputs).argmax(1) == labels).double().mean().item()
+        return MetricRecord({"accuracy": right})
+
+    start = ArrayRecord(torch_state_dict=model.state_dict())
+    grid = in_process_grid(dict.fromkeys(range(1, CLIENTS + 1), app))
+    result = made.start(grid, start, num_rounds=rounds, evaluate_fn=evaluate)
+    accuracy = result.evaluate_metrics_serverapp[rounds]["accuracy"]
+    if mode == PLAIN:
+        return Outcome(case, mode, seed, accuracy)
+    down, up = (
+        sum(getattr(each, name) for each in made.rounds) / sum(getattr(each, f"plain_{name}") for each in made.rounds)
+        for name in ("down", "up")
+    )
+    return Outcome(case, mode, seed, accuracy, down, up)
+
+
+def cases(names: Sequence[str] | None = None) -> list[Case]:
+    """All rows: every strategy with and without BatchNorm, and FedAvg and FedAdam with three of five clients."""
+    rows = [Case(name, norm) for name in names or strategies() for norm in (False, True)]
+    return rows + [Case(name, fraction=0.6) for name in ("FedAvg", "FedAdam") if names is None or name in names]
+
+
+def run(rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int]) -> Iterator[Outcome]:
+    """Every row in every mode from every seed."""
+    import logging
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    chosen = list(seeds)
+    for case in rows:
+        for mode in modes:
+            for seed in chosen:
+                yield play(case, mode, seed)
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """As Markdown: accuracy in percent, the mean over the seeds, and bytes as shares of float32."""
+    groups: dict[tuple[Case, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.case, outcome.mode), []).append(outcome)
+    lines = ["| strategy | mode | accuracy | less than without | up | down |", "|---|---|--:|--:|--:|--:|"]
+    for (case, mode), own in groups.items():
+        score = 100 * mean(each.accuracy for each in own)
+        plain = groups.get((case, PLAIN))
+        behind = "" if plain is None or mode == PLAIN else f"{100 * mean(e.accuracy for e in plain) - score:+.2f}"
+        up, down = (mean(getattr(each, name) for each in own) for name in ("up", "down"))
+        lines.append(f"| {case.label} | {mode} | {score:.2f} | {behind} | 1/{1 / up:.1f} | 1/{1 / down:.1f} |")
+    return "\n".join(lines)
