@@ -1,7 +1,7 @@
 """Somebody's Flower app, with and without ternfed's two lines: strategies by modes, in one process.
 
 The app is Flower's quickstart: its network of 62,006 weights, plain SGD, equal parts for five clients; the data are
-scikit-learn's digits, enlarged to the 32 × 32 colour images that the network takes.
+3,000 images of MNIST, or scikit-learn's digits, enlarged to the 32 × 32 colour images that the network takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ternfed.data.partitions import Iid
 from ternfed.data.sets import load
 from ternfed.engines.flower.adapter.in_process import in_process_grid
 
-CLIENTS, ROUNDS, EPOCHS, BATCH, RATE, MOMENTUM = 5, 10, 2, 32, 0.02, 0.9
+CLIENTS, ROUNDS, EPOCHS, BATCH, RATE, MOMENTUM = 5, 10, 1, 32, 0.02, 0.9
 PLAIN = "none"
 """In place of a mode: the app without ternfed."""
 
@@ -78,39 +78,56 @@ def strategies() -> dict[str, Callable[..., Any]]:
         "FedAvg": flower.FedAvg,
         "FedProx": lambda **more: flower.FedProx(proximal_mu=0.1, **more),
         "FedAvgM": lambda **more: flower.FedAvgM(server_learning_rate=1.0, server_momentum=0.5, **more),
-        "FedAdam": lambda **more: flower.FedAdam(eta=0.01, tau=0.001, **more),
+        "FedAdam": lambda **more: flower.FedAdam(eta=0.02, tau=0.001, **more),
         "FedYogi": lambda **more: flower.FedYogi(eta=0.01, tau=0.001, **more),
         "FedAdagrad": lambda **more: flower.FedAdagrad(eta=0.02, tau=0.001, **more),
-        "QFedAvg": lambda **more: flower.QFedAvg(client_learning_rate=RATE, q=0.1, **more),
+        "QFedAvg": lambda **more: flower.QFedAvg(client_learning_rate=1.0, q=0.1, **more),
         "FedMedian": flower.FedMedian,
         "FedTrimmedAvg": flower.FedTrimmedAvg,
         "Krum": flower.Krum,
     }
 
 
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What clients train with, and what the model is judged with."""
+
+    inputs: Tensor
+    labels: Tensor
+    judged: Tensor
+    answers: Tensor
+
+
 @cache
-def _data(held_out: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training inputs and labels, and those to be judged with: the test set, or a fifth of the training data."""
-    digits = load("digits")
+def data(name: str = "mnist", held_out: bool = False) -> Data:
+    """The first 3,000 training images of MNIST, or all digits; judged with the test set, or with later training images.
 
-    def images(inputs: Tensor) -> Tensor:
-        large = nn.functional.interpolate(inputs.reshape(-1, 1, 8, 8), size=32, mode="bilinear")
-        return ((large - large.mean()) / large.std()).expand(-1, 3, -1, -1).contiguous()
+    What is held out is for whoever chooses settings.
+    """
+    whole = load(name)
+    train, labels = _images(whole.train.inputs), whole.train.labels
+    count = min(3000, len(labels) * 4 // 5 if held_out else len(labels))
+    if held_out:
+        later = slice(count, count + 5000)
+        return Data(train[:count], labels[:count], train[later], labels[later])
+    return Data(train[:count], labels[:count], _images(whole.test.inputs), whole.test.labels)
 
-    train, labels = images(digits.train.inputs), digits.train.labels
-    if not held_out:
-        return train, labels, images(digits.test.inputs), digits.test.labels
-    cut = len(labels) * 4 // 5
-    return train[:cut], labels[:cut], train[cut:], labels[cut:]
+
+def _images(inputs: Tensor) -> Tensor:
+    """32 × 32 pixels in three equal colours."""
+    side = round((inputs.numel() / len(inputs)) ** 0.5)
+    images = inputs.reshape(-1, 1, side, side)[:10000].float()
+    large = nn.functional.interpolate(images, size=32, mode="bilinear")
+    return ((large - large.mean()) / large.std()).expand(-1, 3, -1, -1)
 
 
-def client_app(norm: bool, seed: int, held_out: bool, mods: Sequence[Any]) -> Any:
+def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
     """The user's ClientApp: nothing in its train function knows of ternfed."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 
     app = ClientApp(mods=list(mods))
-    inputs, labels, _, _ = _data(held_out)
+    inputs, labels = given.inputs, given.labels
     parts = Iid().split(labels, CLIENTS, torch.Generator().manual_seed(seed))
 
     @app.train()
@@ -127,7 +144,7 @@ def client_app(norm: bool, seed: int, held_out: bool, mods: Sequence[Any]) -> An
             for batch in own[torch.randperm(len(own), generator=source)].split(BATCH):
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
-                total += float(loss) * len(batch)
+                total += loss.item() * len(batch)
                 if mu:
                     pairs = zip(model.parameters(), start, strict=True)
                     loss = loss + mu / 2 * sum((now - then).square().sum() for now, then in pairs)
@@ -140,7 +157,7 @@ def client_app(norm: bool, seed: int, held_out: bool, mods: Sequence[Any]) -> An
     return app
 
 
-def play(case: Case, mode: str, seed: int, *, rounds: int = ROUNDS, held_out: bool = False) -> Outcome:
+def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS) -> Outcome:
     """One run. Two lines of it are ternfed's."""
     from flwr.app import ArrayRecord, MetricRecord
 
@@ -156,13 +173,14 @@ def play(case: Case, mode: str, seed: int, *, rounds: int = ROUNDS, held_out: bo
     )
     if mode != PLAIN:
         made = TernaryStrategy(made, mode, seed=seed)
-    app = client_app(case.norm, seed, held_out, [] if mode == PLAIN else [ternary_mod])
-    _, _, inputs, labels = _data(held_out)
+    app = client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
 
-    def evaluate(_: int, arrays: Any) -> Any:
+    def evaluate(server_round: int, arrays: Any) -> Any:
+        if server_round < rounds:
+            return None
         model.load_state_dict(arrays.to_torch_state_dict())
         with torch.no_grad():
-            right = (model.eval()(inputs).argmax(1) == labels).double().mean().item()
+            right = (model.eval()(given.judged).argmax(1) == given.answers).double().mean().item()
         return MetricRecord({"accuracy": right})
 
     start = ArrayRecord(torch_state_dict=model.state_dict())
@@ -184,7 +202,7 @@ def cases(names: Sequence[str] | None = None) -> list[Case]:
     return rows + [Case(name, fraction=0.6) for name in ("FedAvg", "FedAdam") if names is None or name in names]
 
 
-def run(rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int]) -> Iterator[Outcome]:
+def run(rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int], name: str = "mnist") -> Iterator[Outcome]:
     """Every row in every mode from every seed."""
     import logging
 
@@ -193,7 +211,7 @@ def run(rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int]) -> Ite
     for case in rows:
         for mode in modes:
             for seed in chosen:
-                yield play(case, mode, seed)
+                yield play(case, mode, seed, data(name))
 
 
 def table(outcomes: Iterable[Outcome]) -> str:

@@ -174,7 +174,7 @@ def matrices(layout: Layout, where: Choice | None = None) -> tuple[int, ...]:
 def _entry(name: str, array: NDArray[Any]) -> Entry:
     lossy = array.dtype.kind == "f" and array.dtype.itemsize <= 8 and bool(np.isfinite(array).all())
     if lossy and array.size:
-        lossy = bool(np.abs(array).max() < 2.0**100)  # what a grid can hold
+        lossy = float(np.abs(array).max()) < 2.0**100  # what a grid can hold
     return Entry(name, tuple(array.shape), array.dtype.name, lossy)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from ternfed.algorithms.algorithm import dense_weights
+from ternfed import wire
+from ternfed.algorithms.algorithm import Algorithm, Weights, dense_weights
 from ternfed.algorithms.memory import memory_of, tensors_of
 from ternfed.draws import seed_of
 from ternfed.engines.flower.envelope import wrap
@@ -27,9 +28,13 @@ from ternfed.wire import WireError
 
 REFUSED = 6
 """Flower's code of a mod whose preconditions are not met."""
+CLIPPING = "clipping_norm"
+"""The setting by which updates that are to be clipped are known."""
 SECAGG = "secaggplus_configs"
 """The record by which messages of SecAgg and SecAgg+ are known."""
-NO_SECAGG = (
+NO_CLIPPING = "clipping_norm"
+"""The setting by which updates that are to be clipped are known."""
+SECAGG = (
     "ternary_mod does not work with SecAgg or SecAgg+: these add masked whole numbers of all clients, each in a fixed "
     "number of bits, and a compressed update is none until the server has decoded it; leave one of the two out"
 )
@@ -69,8 +74,12 @@ def ternary_mod(message: Message, context: Context, call_next: Next) -> Message:
     except (WireError, NonFiniteError) as error:
         return _error(message, f"ternary_mod cannot send what was trained: {error}")
     seed = seed_of(int(kept.run, 16), "upload", kept.at, context.node_id)
-    memory = memory_of(algorithm.client_memory, kept.memory)
-    upload, memory = algorithm.finish(trained(layout, weights), broadcast.message, memory, sender(seed))
+    limit = _clipping_norm(message)
+    if limit is None:
+        memory = memory_of(algorithm.client_memory, kept.memory)
+        upload, memory = algorithm.finish(trained(layout, weights), broadcast.message, memory, sender(seed))
+    else:
+        upload, memory = _within(limit, algorithm, layout, weights, broadcast, seed)
     numbers = {"round": kept.at, "samples": 0, "loss": 0}
     body = exchange.reply(algorithm, upload, numbers, broadcast)
     replace(kept, memory=tensors_of(memory)).store(context)
@@ -103,6 +112,31 @@ def _received(data: bytes, context: Context) -> tuple[Kept, exchange.Broadcast |
         return before, held
     broadcast = exchange.receive(algorithm, body, held.reference)
     return Kept(run, at, mode, layout, exchange.packed(algorithm, broadcast), memory), broadcast
+
+
+def _within(
+    limit: float, algorithm: Algorithm, layout: Layout, weights: Weights, broadcast: exchange.Broadcast, seed: int
+) -> tuple[wire.Message, Any]:
+    """An upload whose change, as the server decodes it, is no longer than the limit, and nothing to be remembered.
+
+    Where updates are clipped for privacy, what earlier ones left out must not make this one longer.
+    """
+    before, floats = dense_weights(broadcast.message), layout.network.floats
+    length = limit + 1.0
+    while length > limit:
+        memory = algorithm.client_memory()
+        upload, _ = algorithm.finish(trained(layout, weights), broadcast.message, memory, sender(seed))
+        told = dense_weights(algorithm.meaning(upload, sender(seed)))
+        length = sum(float(told[name].double().square().sum()) for name in floats) ** 0.5
+        share = 0.98 * limit / max(length, limit) if limit > 0 else 0.0
+        weights = {n: before[n] + share * (t - before[n]) if n in floats else t for n, t in weights.items()}
+    return upload, memory
+
+
+def _clipping_norm(message: Message) -> float | None:
+    """The norm that a strategy for central differential privacy has clients clip their updates to."""
+    norms = [record[CLIPPING] for record in message.content.config_records.values() if CLIPPING in record]
+    return float(norms[0]) if norms else None
 
 
 def _model_in(records: RecordDict, name: str, layout: Layout) -> str | None:

@@ -182,7 +182,10 @@ class TernaryStrategy(Strategy):
                 exact += [] if lossless is None else [lossless]
         if self._asked and all(reply.has_error() for reply in counted):
             reasons = "; ".join(self.dropped[-3:]) or "nobody answered in time"
-            raise NoReplyCounted(f"round {server_round}: {self._asked} clients were asked, no reply counts: {reasons}")
+            raise NoReplyCounted(
+                f"round {server_round}: {self._asked} clients were asked, no reply counts ({reasons}); is ternary_mod the "
+                "first mod of the ClientApp?"
+            )
         arrays, metrics = self.inner.aggregate_train(server_round, counted)
         if arrays is not None:
             self._model = model.after(_averaged(model, arrays_of(arrays), exact))
