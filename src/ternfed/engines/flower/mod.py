@@ -32,9 +32,7 @@ CLIPPING = "clipping_norm"
 """The setting by which updates that are to be clipped are known."""
 SECAGG = "secaggplus_configs"
 """The record by which messages of SecAgg and SecAgg+ are known."""
-NO_CLIPPING = "clipping_norm"
-"""The setting by which updates that are to be clipped are known."""
-SECAGG = (
+NO_SECAGG = (
     "ternary_mod does not work with SecAgg or SecAgg+: these add masked whole numbers of all clients, each in a fixed "
     "number of bits, and a compressed update is none until the server has decoded it; leave one of the two out"
 )
