@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ternfed.data.sets import from_arrays as from_arrays
     from ternfed.data.sets import from_hub as from_hub
     from ternfed.data.sets import load as load
-    from ternfed.engines.flower.strategy import TernaryStrategy as TernaryStrategy
     from ternfed.engines.flower.mod import ternary_mod as ternary_mod
+    from ternfed.engines.flower.strategy import TernaryStrategy as TernaryStrategy
     from ternfed.engines.simulate import federate as federate
     from ternfed.experiment.experiment import Experiment as Experiment
     from ternfed.quantize.layers import freeze as freeze

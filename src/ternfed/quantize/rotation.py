@@ -32,8 +32,8 @@ CENTROIDS: Mapping[float, tuple[float, ...]] = {
     4: (0.1283950, 0.3880483, 0.6567591, 0.9423405, 1.2562312, 1.6180464, 2.0690172, 2.7325896),
 }
 """By bits, the positive half of the Lloyd–Max quantizer of the normal distribution: each is the mean of those numbers
-that are nearer to it than to any other. Trits have a wider zero, all below 0.8, which costs a twelfth more loss than the
-best three numbers and saves a twelfth of the bits."""
+that are nearer to it than to any other. Trits have a wider zero, all below 0.8: a twelfth more is lost than by the best
+three numbers, for a twelfth fewer bits."""
 _ZERO = 0.8
 
 

@@ -48,7 +48,9 @@ def test_an_app_learns_and_little_travels(name: str, monkeypatch: pytest.MonkeyP
         del sys.modules[module]
 
 
-@pytest.mark.parametrize("name", ["updates", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ternary", "head"))])
+@pytest.mark.parametrize(
+    "name", ["updates", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ternary", "head"))]
+)
 def test_flwr_run_runs_an_app_as_it_is_and_it_learns(name: str, tmp_path: Path) -> None:
     app = tmp_path / name
     shutil.copytree(EXAMPLES / name, app, ignore=shutil.ignore_patterns("__pycache__"))

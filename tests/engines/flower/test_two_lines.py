@@ -1,4 +1,4 @@
-"""Two lines in anybody's Flower app: whatever the strategy and the arrays, the model goes where it went without them."""
+"""Two lines in anybody's Flower app: whatever strategy and arrays it has, the model goes where it went without."""
 
 from __future__ import annotations
 
@@ -366,5 +366,3 @@ def test_a_model_without_inner_layers_says_so() -> None:
     start = {"weight": np.ones((4, 4), np.float32), "bias": np.ones(4, np.float32)}
     with pytest.raises(ValueError, match="no array to make ternary"):
         play(small(flower.FedAvg), start, mode="ternary")
-
-

@@ -3,8 +3,8 @@
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from ternfed import ternary_mod
 from head_app.task import head_of, make_tuned, part_of, train
+from ternfed import ternary_mod
 
 app = ClientApp(mods=[ternary_mod])  # was: ClientApp()
 

@@ -4,8 +4,8 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from ternfed import TernaryStrategy
 from head_app.task import accuracy, head_of, make_tuned
+from ternfed import TernaryStrategy
 
 app = ServerApp()
 

@@ -4,8 +4,8 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from ternfed import TernaryStrategy
 from ternary_app.task import accuracy, make_model
+from ternfed import TernaryStrategy
 
 app = ServerApp()
 

@@ -167,7 +167,9 @@ def matrices(layout: Layout, where: Choice | None = None) -> tuple[int, ...]:
         wanted = matching((where,) if isinstance(where, str) else tuple(where), names)
         chosen = [place for place in found if layout.names[place] in wanted]
     if not chosen:
-        raise NoTernaryLayersError("the model has no array to make ternary: one between its first and its last is needed")
+        raise NoTernaryLayersError(
+            "the model has no array to make ternary: one between its first and its last is needed"
+        )
     return tuple(chosen)
 
 

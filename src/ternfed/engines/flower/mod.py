@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-from flwr.app import Context, Error, Message, RecordDict
+from typing import Any, cast
 
 from ternfed import wire
 from ternfed.algorithms.algorithm import Algorithm, Weights, dense_weights
 from ternfed.algorithms.memory import memory_of, tensors_of
 from ternfed.draws import seed_of
+from ternfed.engines.flower.adapter.version import need_flower
 from ternfed.engines.flower.envelope import wrap
 from ternfed.engines.flower.layout import Layout
 from ternfed.engines.flower.modes import Mode, algorithm_for, sender, trained
@@ -25,6 +24,12 @@ from ternfed.engines.flower.parcel import Kept, array_record, arrays_of, fact, p
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round import exchange
 from ternfed.wire import WireError
+
+try:
+    from flwr.app import Context, Error, Message, RecordDict
+except ImportError:
+    need_flower()
+    raise
 
 REFUSED = 6
 """Flower's code of a mod whose preconditions are not met."""
@@ -50,7 +55,7 @@ def ternary_mod(message: Message, context: Context, call_next: Next) -> Message:
     name, data = parcel
     try:
         kept, broadcast = _received(data, context)
-    except WireError as error:
+    except ValueError as error:  # of the wire, or a mode of a later version
         return _error(message, f"ternary_mod cannot read the broadcast: {error}")
     if broadcast is None:
         return Message(RecordDict({name: wrap(pack({"run": kept.run, "at": kept.at, "lost": True}))}), reply_to=message)
@@ -134,7 +139,7 @@ def _within(
 def _clipping_norm(message: Message) -> float | None:
     """The norm that a strategy for central differential privacy has clients clip their updates to."""
     norms = [record[CLIPPING] for record in message.content.config_records.values() if CLIPPING in record]
-    return float(norms[0]) if norms else None
+    return float(cast(float, norms[0])) if norms else None
 
 
 def _model_in(records: RecordDict, name: str, layout: Layout) -> str | None:
@@ -147,5 +152,3 @@ def _model_in(records: RecordDict, name: str, layout: Layout) -> str | None:
 
 def _error(message: Message, reason: str) -> Message:
     return Message(Error(REFUSED, reason), reply_to=message)
-
-

@@ -117,5 +117,3 @@ def arrays_of(record: Any) -> dict[str, Any]:
         return {name: array.numpy() for name, array in record.items()}
     except (TypeError, ValueError) as error:
         raise WireError(f"arrays that cannot be read: {error}") from error
-
-

@@ -17,11 +17,9 @@ from secrets import token_hex
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvgM, Result, Strategy
 
 from ternfed.algorithms.algorithm import Algorithm, Server, Weights, dense_weights
+from ternfed.engines.flower.adapter.version import need_flower
 from ternfed.engines.flower.envelope import WrongRound, wrap
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.layout import Layout, State, WrongArrays, matrices
@@ -31,6 +29,14 @@ from ternfed.quantize.choice import Choice
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round import exchange
 from ternfed.wire import WireError
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import FedAvgM, Result, Strategy
+except ImportError:
+    need_flower()
+    raise
 
 log = logging.getLogger("flwr")
 """Flower shows what is logged here in `flwr log`."""
@@ -183,8 +189,8 @@ class TernaryStrategy(Strategy):
         if self._asked and all(reply.has_error() for reply in counted):
             reasons = "; ".join(self.dropped[-3:]) or "nobody answered in time"
             raise NoReplyCounted(
-                f"round {server_round}: {self._asked} clients were asked, no reply counts ({reasons}); is ternary_mod the "
-                "first mod of the ClientApp?"
+                f"round {server_round}: {self._asked} clients were asked, no reply counts ({reasons}); "
+                "is ternary_mod the first mod of the ClientApp?"
             )
         arrays, metrics = self.inner.aggregate_train(server_round, counted)
         if arrays is not None:
