@@ -104,6 +104,14 @@ class TestLoss:
         one = sum(loss(vector, each) for each in decoded) / draws
         assert loss(vector, torch.stack(decoded).mean(0)) < 1.5 * one / draws
 
+    @pytest.mark.parametrize("bits", [1, TRITS, 2])
+    def test_a_sender_that_keeps_the_length_loses_less(self, bits: float) -> None:
+        vector = heavy_tailed(4096)
+        signs = random_signs(len(vector), torch.Generator().manual_seed(5))
+        decoded = turned_back(rotated(vector, bits, signs, keep_length=True), bits, signs, len(vector))
+        assert float(decoded.norm()) == pytest.approx(float(vector.norm()), rel=1e-5)
+        assert loss(vector, decoded) < 0.95 * loss(vector, there_and_back(vector, bits, 5))
+
     def test_other_signs_give_something_else(self) -> None:
         vector = heavy_tailed(1000)
         mine, other = (random_signs(1000, torch.Generator().manual_seed(seed)) for seed in (0, 1))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -93,7 +94,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             moved |= {n: moved[n].float() + memory.residual[n] for n in network.floats if n in memory.residual}
         source = None if settings.error_feedback else client.draw("changes")
         sent |= changes({n: moved[n] for n in rest}, before, rest_bits, source)
-        parts = {name: rotated((moved[name].float() - before[name]).flatten(), bits, signs[name]) for name in turned}
+        turn = partial(rotated, keep_length=settings.error_feedback)
+        parts = {name: turn((moved[name].float() - before[name]).flatten(), bits, signs[name]) for name in turned}
         for name, part in parts.items():
             sent |= _slots(name, part)
         if settings.error_feedback:

@@ -79,12 +79,13 @@ def _borders(levels: Tensor) -> Tensor:
     return levels.new_tensor([-_ZERO, _ZERO]) if len(levels) == 3 else (levels[1:] + levels[:-1]) / 2
 
 
-def rotated(vector: Tensor, bits: float, signs: Tensor) -> Rotated:
+def rotated(vector: Tensor, bits: float, signs: Tensor, *, keep_length: bool = False) -> Rotated:
     """A vector in so many bits per coordinate. The mean over many rotations is the vector.
 
     A block x of n numbers becomes z = H D₂ H D₁ x, whose coordinates have variance n ‖x‖². Where c are the centroids
     that z / (√n ‖x‖) went to, EDEN's scale is ‖x‖² / ⟨z, c⟩: so ⟨x, decoded⟩ = ‖x‖² every time, and what is wrong
-    points anywhere else.
+    points anywhere else. For a sender that makes up for its errors later, `keep_length` has ‖decoded‖ = ‖x‖ instead: it
+    loses less, and who compares lengths on the other side sees the right ones.
     """
     check_finite(vector, "a change")
     blocks = blocks_of(len(vector))
@@ -100,7 +101,8 @@ def rotated(vector: Tensor, bits: float, signs: Tensor) -> Rotated:
         code = torch.bucketize(spread / (len(block) * square).sqrt(), borders.double())
         along = (spread * levels[code]).sum()
         codes.append(code.to(torch.int32))
-        scales.append(torch.where(along > 0, square / along, 0.0).float())
+        scale = square.sqrt() / (len(block) * levels[code].double().norm()) if keep_length else square / along
+        scales.append(torch.where(along > 0, scale, 0.0).float())
     return Rotated(torch.cat(codes), torch.stack(scales))
 
 
