@@ -72,6 +72,7 @@ def test_the_tested_versions_are_those_of_the_package_and_of_the_page() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     (major, oldest), (_, newest) = version.OLDEST, version.NEWEST
     assert extras["flower"] == [f"flwr>={major}.{oldest},<{major}.{newest + 1}"]
+    assert extras["simulation"] == [f"flwr[simulation]>={major}.{oldest},<{major}.{newest + 1}"]
     assert f"tested with Flower {version.tested()}." in (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 
 

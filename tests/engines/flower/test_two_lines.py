@@ -131,6 +131,20 @@ def test_what_one_upload_leaves_out_comes_with_the_next() -> None:
     assert errors[-1] < 0.25 * errors[0]
 
 
+def test_more_bits_lose_less() -> None:
+    start, errors = state_of(network()), []
+    for bits in (1, 1.5, 4):
+        strategy = TernaryStrategy(small(flower.FedAvg), bits_up=bits, seed=1)
+        grid = grid_of(client_app(start, share=1.0))
+        replies = grid.send_and_receive(strategy.configure_train(1, record(start), ConfigRecord(), grid))
+        strategy.aggregate_train(1, replies)
+        told = strategy._model.server.memory.model["t0"].numpy()  # type: ignore[union-attr]
+        errors.append(float(np.linalg.norm(told - target(start)["0.weight"])))
+    assert errors[0] > errors[1] > errors[2]
+    with pytest.raises(ValueError, match=r"bits_up = 5: 1, 1.5, 2, 3, 4 is allowed"):
+        TernaryStrategy(flower.FedAvg(), bits_up=5)
+
+
 def test_what_clients_keep_survives_rounds_and_is_rebuilt_when_lost(caplog: pytest.LogCaptureFixture) -> None:
     start, log = state_of(network(norm=True)), list[Any]()
     strategy, grid = TernaryStrategy(small(flower.FedAvg)), grid_of(client_app(start, log=log))

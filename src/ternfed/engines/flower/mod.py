@@ -61,7 +61,7 @@ def ternary_mod(message: Message, context: Context, call_next: Next) -> Message:
         return Message(RecordDict({name: wrap(pack({"run": kept.run, "at": kept.at, "lost": True}))}), reply_to=message)
     kept.store(context)
     layout = Layout.from_json(kept.layout)
-    algorithm = algorithm_for(Mode(kept.mode), layout)
+    algorithm = algorithm_for(Mode(kept.mode), layout, kept.bits)
     received = layout.network.with_counters(dense_weights(broadcast.message))
     content = RecordDict(dict(message.content))
     content[name] = array_record(layout.state(received))
@@ -94,6 +94,7 @@ def _received(data: bytes, context: Context) -> tuple[Kept, exchange.Broadcast |
     """What the client keeps from now on, and the broadcast; None where it was coded given what is not held."""
     facts, body = unpack(data)
     run, at, mode = fact(facts, "run", str), fact(facts, "at", int), Mode(fact(facts, "mode", str))
+    bits = fact(facts, "bits", float)
     before = Kept.found(context)
     if before is not None and before.run != run:
         before = None
@@ -101,20 +102,20 @@ def _received(data: bytes, context: Context) -> tuple[Kept, exchange.Broadcast |
     if given is None:
         layout = fact(facts, "layout", str)
     elif before is None or before.at != given:
-        return Kept(run, at, mode, "", b"", {}), None
+        return Kept(run, at, mode, bits, "", b"", {}), None
     else:
         layout = before.layout
     memory = before.memory if before is not None and before.layout == layout else {}
-    algorithm = algorithm_for(mode, Layout.from_json(layout))
+    algorithm = algorithm_for(mode, Layout.from_json(layout), bits)
     if given is None:
         broadcast = exchange.receive(algorithm, body, None)
-        return Kept(run, at, mode, layout, body, memory), broadcast
+        return Kept(run, at, mode, bits, layout, body, memory), broadcast
     assert before is not None
     held = exchange.receive(algorithm, before.held, None)
     if given == at:
         return before, held
     broadcast = exchange.receive(algorithm, body, held.reference)
-    return Kept(run, at, mode, layout, exchange.packed(algorithm, broadcast), memory), broadcast
+    return Kept(run, at, mode, bits, layout, exchange.packed(algorithm, broadcast), memory), broadcast
 
 
 def _within(

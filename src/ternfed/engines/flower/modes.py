@@ -20,6 +20,7 @@ from ternfed.algorithms.statistics import Statistics
 from ternfed.algorithms.tfedavg_settings import Judging, Upload
 from ternfed.draws import generator
 from ternfed.engines.flower.layout import Layout
+from ternfed.quantize.rotation import TRITS
 
 
 class Mode(StrEnum):
@@ -39,14 +40,30 @@ BITS_DOWN = 3
 """Of the largest change of each row in later ones; most changes are smaller and cost less."""
 
 
-def algorithm_for(mode: Mode, layout: Layout) -> Algorithm:
-    """The algorithm of a mode for some arrays."""
+BITS_UP = (1, TRITS, 2, 3, 4)
+"""What may be asked for in place of trits: of each coordinate of a rotated update."""
+
+
+def check_bits(bits_up: float) -> None:
+    """Refuse what is no number of bits that an update can have."""
+    if bits_up not in BITS_UP:
+        raise ValueError(f"bits_up = {bits_up}: {', '.join(map(str, BITS_UP))} is allowed ({TRITS}: trits)")
+
+
+def algorithm_for(mode: Mode, layout: Layout, bits_up: float = TRITS) -> Algorithm:
+    """The algorithm of a mode for some arrays; `bits_up` of each weight in the mode `updates`."""
+    check_bits(bits_up)
     if mode is Mode.TERNARY:
         # Plain training from the received trits needs no other model than the user's.
         settings = tfedavg.Settings(upload=Upload.DIFFERENCES, judging=Judging.OFF, statistics=Statistics.AVERAGE)
         return tfedavg.algorithm(layout.network, Training(), settings)
     updates = eden.Settings(
-        trits=True, error_feedback=True, rest_bits_up=SMALL_BITS, bits_down=BITS_DOWN, first_bits=FIRST_BITS
+        bits_up=int(bits_up),
+        trits=bits_up == TRITS,
+        error_feedback=True,
+        rest_bits_up=SMALL_BITS,
+        bits_down=BITS_DOWN,
+        first_bits=FIRST_BITS,
     )
     return eden.algorithm(layout.network, Training(), updates)
 

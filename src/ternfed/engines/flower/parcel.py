@@ -2,7 +2,8 @@
 
 A parcel is the length of the facts (a varint), the facts as JSON, compressed where they are long, and the message:
 
-    down  run, at (the number of the broadcast), given (that of the one to hold; null: none), mode, layout (if none)
+    down  run, at (the number of the broadcast), given (that of the one to hold; null: none), mode, bits (of an upload),
+          layout (if none is held)
     up    run, at, seed; or run, at, lost: the client does not hold what the broadcast was coded given
 """
 
@@ -75,6 +76,8 @@ class Kept:
     at: int
     """The number of the broadcast that it holds."""
     mode: str
+    bits: float
+    """Of each weight of an upload."""
     layout: str
     held: bytes
     """That broadcast."""
@@ -85,7 +88,7 @@ class Kept:
         """Into the context's state, as one record."""
         from flwr.app import Array, ArrayRecord
 
-        facts = {"run": self.run, "at": self.at, "mode": self.mode, "layout": self.layout}
+        facts = {"run": self.run, "at": self.at, "mode": self.mode, "bits": self.bits, "layout": self.layout}
         # Half of the bits are enough for what is left over, and Flower copies all of it after each message.
         small = {n: t.bfloat16() if t.is_floating_point() else t for n, t in self.memory.items()}
         parts = {"facts": json.dumps(facts).encode(), "held": self.held, "memory": save(small)}
@@ -99,7 +102,8 @@ class Kept:
         try:
             facts = json.loads(record["facts"].data)
             memory = {n: t.float() if t.is_floating_point() else t for n, t in load(record["memory"].data).items()}
-            return Kept(facts["run"], facts["at"], facts["mode"], facts["layout"], record["held"].data, memory)
+            known = (facts[name] for name in ("run", "at", "mode", "bits", "layout"))
+            return Kept(*known, record["held"].data, memory)
         except Exception:  # lost or damaged: the server sends all of it again
             return None
 

@@ -23,9 +23,10 @@ from ternfed.engines.flower.adapter.version import need_flower
 from ternfed.engines.flower.envelope import WrongRound, wrap
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.layout import Layout, State, WrongArrays, matrices
-from ternfed.engines.flower.modes import Mode, algorithm_for, moved, sender
+from ternfed.engines.flower.modes import Mode, algorithm_for, check_bits, moved, sender
 from ternfed.engines.flower.parcel import array_record, arrays_of, fact, pack, parcel_in, unpack
 from ternfed.quantize.choice import Choice
+from ternfed.quantize.rotation import TRITS
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round import exchange
 from ternfed.wire import WireError
@@ -102,10 +103,13 @@ class TernaryStrategy(Strategy):
         inner: Strategy,
         mode: str = Mode.UPDATES,
         *,
+        bits_up: float = TRITS,
         where: Choice | None = None,
         seed: int | None = None,
     ) -> None:
-        """`where`: with `mode="ternary"`, names or patterns of the arrays to make ternary; by default the inner ones.
+        """`bits_up`: with `mode="updates"`, bits of each weight of an upload: 1, 2, 3 or 4, or 1.5 for trits.
+
+        `where`: with `mode="ternary"`, names or patterns of the arrays to make ternary; by default the inner ones.
 
         `seed`: what is random about the rounding; the same seed and the same node ids give the same run.
         """
@@ -116,7 +120,9 @@ class TernaryStrategy(Strategy):
             )
         if mode not in list(Mode):
             raise ValueError(f"mode = {mode!r}: {' or '.join(repr(m.value) for m in Mode)} is allowed")
+        check_bits(bits_up)
         self.inner = inner
+        self.bits_up = float(bits_up)
         self.mode = Mode(mode)
         self.where = where
         self.dropped: list[str] = []
@@ -220,7 +226,7 @@ class TernaryStrategy(Strategy):
         state, model = arrays_of(arrays), self._model
         if model is None or not model.layout.fits(state):
             layout = self._layout(state)
-            algorithm = algorithm_for(self.mode, layout)
+            algorithm = algorithm_for(self.mode, layout, self.bits_up)
             server = algorithm.open(layout.tensors(state))
             self._model = Model(layout, algorithm, server, 0 if model is None else model.at + 1)
             self._past, self._holders = {}, {}
@@ -269,7 +275,7 @@ class TernaryStrategy(Strategy):
         model, sent = self._model, self._sent
         assert model is not None
         assert sent is not None
-        facts: dict[str, Any] = {"run": self._run, "at": model.at, "mode": self.mode.value}
+        facts: dict[str, Any] = {"run": self._run, "at": model.at, "mode": self.mode.value, "bits": self.bits_up}
         holds = None if whole else self._holders.get(node)
         if holds == model.at:
             data = pack({**facts, "given": holds})
