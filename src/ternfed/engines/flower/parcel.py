@@ -102,8 +102,8 @@ class Kept:
         try:
             facts = json.loads(record["facts"].data)
             memory = {n: t.float() if t.is_floating_point() else t for n, t in load(record["memory"].data).items()}
-            known = (facts[name] for name in ("run", "at", "mode", "bits", "layout"))
-            return Kept(*known, record["held"].data, memory)
+            run, at, mode, bits, layout = (facts[name] for name in ("run", "at", "mode", "bits", "layout"))
+            return Kept(run, at, mode, bits, layout, record["held"].data, memory)
         except Exception:  # lost or damaged: the server sends all of it again
             return None
 

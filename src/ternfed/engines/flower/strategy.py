@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ternfed.algorithms.algorithm import Algorithm, Server, Weights, dense_weights
+from ternfed.algorithms.algorithm import Weights, dense_weights
 from ternfed.engines.flower.adapter.version import need_flower
 from ternfed.engines.flower.envelope import WrongRound, wrap
 from ternfed.engines.flower.errors import NetworkError
-from ternfed.engines.flower.layout import Layout, State, WrongArrays, matrices
-from ternfed.engines.flower.modes import Mode, algorithm_for, check_bits, moved, sender
+from ternfed.engines.flower.layout import Layout, State, matrices
+from ternfed.engines.flower.model import Model, Traffic, averaged, for_strategy
+from ternfed.engines.flower.modes import Mode, algorithm_for, check_bits, sender
 from ternfed.engines.flower.parcel import array_record, arrays_of, fact, pack, parcel_in, unpack
 from ternfed.quantize.choice import Choice
 from ternfed.quantize.rotation import TRITS
@@ -47,52 +48,6 @@ MOST_KEPT = 16
 
 class NoReplyCounted(NetworkError):
     """A round in which clients were asked and no reply could be used."""
-
-
-@dataclass
-class Traffic:
-    """Bytes of one exchange with the clients, and of the same arrays as float32."""
-
-    down: int = 0
-    up: int = 0
-    plain_down: int = 0
-    plain_up: int = 0
-
-    def metrics(self) -> dict[str, float]:
-        """As they appear in the run's metrics."""
-        made: dict[str, float] = {"ternfed-bytes-down": self.down, "ternfed-bytes-up": self.up}
-        if self.plain_down:
-            made["ternfed-share-of-float32-down"] = self.down / self.plain_down
-        if self.plain_up:
-            made["ternfed-share-of-float32-up"] = self.up / self.plain_up
-        return made
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """The model of a round as both sides have it, and how it is sent."""
-
-    layout: Layout
-    algorithm: Algorithm
-    server: Server
-    at: int
-    """The number of this broadcast."""
-
-    @property
-    def weights(self) -> Weights:
-        """What clients receive."""
-        return self.server.weights
-
-    @property
-    def state(self) -> State:
-        """The same as the user has it."""
-        return self.layout.state(self.weights)
-
-    def after(self, weights: Weights) -> Model:
-        """The model moved to where somebody wants it; what the next broadcast leaves out is not forgotten."""
-        floats = set(self.layout.network.floats)
-        change = {n: t - self.weights[n] if n in floats else t for n, t in weights.items()}
-        return replace(self, server=moved(self.algorithm, self.server, change), at=self.at + 1)
 
 
 class TernaryStrategy(Strategy):
@@ -200,7 +155,7 @@ class TernaryStrategy(Strategy):
             )
         arrays, metrics = self.inner.aggregate_train(server_round, counted)
         if arrays is not None:
-            self._model = model.after(_averaged(model, arrays_of(arrays), exact))
+            self._model = model.after(averaged(model, arrays_of(arrays), exact))
             arrays = array_record(self._model.state)
         self.rounds.append(self._traffic)
         metrics = MetricRecord({**(metrics or {}), **self._traffic.metrics()})
@@ -239,7 +194,7 @@ class TernaryStrategy(Strategy):
                 self._model.algorithm, self._model.server, self._model.at, self._past, self._holders
             )
         # Whole numbers stay what they are: a mean of counters means nothing, and some strategies cannot divide them.
-        self._seen = array_record(_for_strategy(self._model.layout, self._model.state))
+        self._seen = array_record(for_strategy(self._model.layout, self._model.state))
         return self._seen
 
     def _layout(self, state: State) -> Layout:
@@ -385,25 +340,6 @@ def _has_lost(reply: Message) -> bool:
         return parcel is not None and bool(unpack(parcel[1])[0].get("lost"))
     except WireError:
         return False
-
-
-def _for_strategy(layout: Layout, state: State) -> State:
-    """Arrays as the strategy inside sees them: whole numbers as floats that nobody changes."""
-    whole = {entry.name for entry in layout.entries if np.dtype(entry.dtype).kind in "biu"}
-    return {n: array.astype(np.float64) if n in whole else array for n, array in state.items()}
-
-
-def _averaged(model: Model, arrays: State, exact: Sequence[State]) -> Weights:
-    """The strategy's model; whole numbers are the largest that came, other arrays those of the first who sent any."""
-    if not model.layout.fits(arrays):
-        raise WrongArrays("the strategy inside returned other arrays than the model's")
-    lossless = {n: array for n, array in model.state.items() if n in set(model.layout.lossless)}
-    for name in lossless:
-        came = [state[name] for state in exact]
-        if came:
-            whole = came[0].dtype.kind in "biu"
-            lossless[name] = np.maximum.reduce(came) if whole else came[0]
-    return model.layout.tensors({**arrays, **lossless})
 
 
 def _same(state: State, other: State) -> bool:
