@@ -56,7 +56,7 @@ def test_a_strategy_or_mode_that_is_none_is_wrong_input(wrong: list[str], words:
 def test_the_table_of_a_flower_app_says_how_far_each_mode_is_behind() -> None:
     case = Case("FedAvg", norm=True)
     rows = [Outcome(case, "none", 0, 0.95), Outcome(case, "updates", 0, 0.94, 1 / 15, 1 / 22)]
-    assert table(rows).splitlines()[-1] == "| FedAvg, BatchNorm | updates | 94.00 | +1.00 | 1/22.0 | 1/15.0 |"
+    assert table(rows).splitlines()[-1] == "| FedAvg, BatchNorm | updates | 1 | 94.00 | -1.00 | 1/22.0 | 1/15.0 |"
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "tfedavg"])

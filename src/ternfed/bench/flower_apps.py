@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ternfed.bench.tables import markdown
 from ternfed.data.partitions import Iid
 from ternfed.data.sets import load
 from ternfed.engines.flower.adapter.in_process import in_process_grid
@@ -234,15 +235,20 @@ def run(rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int], name: 
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """As Markdown: accuracy in percent, the mean over the seeds, and bytes as shares of float32."""
-    groups: dict[tuple[Case, str], list[Outcome]] = {}
+    """As Markdown: accuracy in percent, the mean over the seeds, and bytes as shares of float32.
+
+    Each mode is compared with the runs without ternfed from the same seeds.
+    """
+    groups: dict[tuple[Case, str], dict[int, Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault((outcome.case, outcome.mode), []).append(outcome)
-    lines = ["| strategy | mode | accuracy | less than without | up | down |", "|---|---|--:|--:|--:|--:|"]
+        groups.setdefault((outcome.case, outcome.mode), {})[outcome.seed] = outcome
+    rows = []
     for (case, mode), own in groups.items():
-        score = 100 * mean(each.accuracy for each in own)
-        plain = groups.get((case, PLAIN))
-        behind = "" if plain is None or mode == PLAIN else f"{100 * mean(e.accuracy for e in plain) - score:+.2f}"
-        up, down = (mean(getattr(each, name) for each in own) for name in ("up", "down"))
-        lines.append(f"| {case.label} | {mode} | {score:.2f} | {behind} | 1/{1 / up:.1f} | 1/{1 / down:.1f} |")
-    return "\n".join(lines)
+        score = 100 * mean(each.accuracy for each in own.values())
+        plain = [each for seed, each in groups.get((case, PLAIN), {}).items() if seed in own]
+        compared = mode != PLAIN and len(plain) == len(own)
+        change = f"{score - 100 * mean(each.accuracy for each in plain):+.2f}" if compared else ""
+        up, down = (f"1/{1 / mean(getattr(each, name) for each in own.values()):.1f}" for name in ("up", "down"))
+        shares = ("1", "1") if mode == PLAIN else (up, down)
+        rows.append((case.label, mode, str(len(own)), f"{score:.2f}", change, *shares))
+    return markdown(("strategy", "mode", "seeds", "accuracy", "against none", "up", "down"), rows)
