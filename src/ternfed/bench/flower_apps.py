@@ -21,7 +21,8 @@ from ternfed.bench.tables import markdown
 from ternfed.data.partitions import Iid
 from ternfed.data.sets import load
 from ternfed.engines.flower.adapter.in_process import in_process_grid
-from ternfed.engines.flower.modes import Mode
+from ternfed.engines.flower.modes import Mode, check_bits
+from ternfed.quantize.rotation import TRITS
 
 CLIENTS, ROUNDS, EPOCHS, BATCH, RATE, MOMENTUM = 5, 10, 1, 32, 0.02, 0.9
 PLAIN = "none"
@@ -163,7 +164,7 @@ def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
     return app
 
 
-def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS) -> Outcome:
+def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS) -> Outcome:
     """One run. Two lines of it are ternfed's."""
     from flwr.app import ArrayRecord, MetricRecord
 
@@ -178,7 +179,7 @@ def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS) ->
         fraction_train=case.fraction, fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=CLIENTS
     )
     if mode != PLAIN:
-        made = TernaryStrategy(made, mode, seed=seed)
+        made = TernaryStrategy(made, mode, seed=seed, bits_up=bits_up)
     app = client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
 
     def evaluate(server_round: int, arrays: Any) -> Any:
@@ -220,18 +221,21 @@ def modes(names: Sequence[str] | None = None) -> list[str]:
     return list(names or known)
 
 
-def run(rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int], name: str = "mnist") -> Iterator[Outcome]:
+def run(
+    rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int], name: str = "mnist", bits_up: float = TRITS
+) -> Iterator[Outcome]:
     """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row."""
     import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    check_bits(bits_up)
     chosen = list(seeds)
     for case in rows:
         for mode in modes:
             if mode == PLAIN and case.norm and case.strategy == "QFedAvg":
                 continue  # it multiplies whole numbers by a float in place
             for seed in chosen:
-                yield play(case, mode, seed, data(name))
+                yield play(case, mode, seed, data(name), bits_up=bits_up)
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
