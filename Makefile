@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # One thread per worker: on shared machines a second thread makes small kernels slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow soak lint format bench results pictures clean
+.PHONY: help demo test test-slow soak flower-versions lint format bench results pictures clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -37,6 +37,20 @@ SOAK ?=
 
 soak: $(READY) ## a server and 20 clients for 200 rounds of faults and attacks, two hours at most; SOAK passes options
 	$(BIN)/python tests/soak/soak.py $(SOAK)
+
+FLOWERS ?= 1.40.0 1.41.0 1.42.0
+FLOWER_TESTS ?= tests/engines/flower
+
+flower-versions: $(READY) ## the tests of the network with each version of Flower, in environments beside .venv
+	@for version in $(FLOWERS); do \
+	  place=$(VENV)-flower-$$version; \
+	  test -x $$place/bin/python || $(PYTHON) -m venv $$place || exit 1; \
+	  $(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+	    "$$($$place/bin/python -c 'import site; print(site.getsitepackages()[0])')/ternfed.pth"; \
+	  $$place/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --no-deps flwr==$$version || exit 1; \
+	  echo "Flower $$version"; \
+	  $$place/bin/python -m pytest -q $(FLOWER_TESTS) || failed=1; \
+	done; exit $${failed:-0}
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ternfed.data.sets import from_arrays as from_arrays
     from ternfed.data.sets import from_hub as from_hub
     from ternfed.data.sets import load as load
+    from ternfed.engines.flower.mod import ternary_mod as ternary_mod
     from ternfed.engines.flower.strategy import TernaryStrategy as TernaryStrategy
-    from ternfed.engines.flower.strategy import ternary_mod as ternary_mod
     from ternfed.engines.simulate import federate as federate
     from ternfed.experiment.experiment import Experiment as Experiment
     from ternfed.quantize.layers import freeze as freeze
@@ -37,7 +37,8 @@ _ROOMS = {
     "data.sets": ("from_arrays", "from_hub", "load"),
     "experiment.experiment": ("Experiment",),
     "quantize.layers": ("freeze", "parameter_groups", "ternarize_", "ternary_weights"),
-    "engines.flower.strategy": ("TernaryStrategy", "ternary_mod"),
+    "engines.flower.mod": ("ternary_mod",),
+    "engines.flower.strategy": ("TernaryStrategy",),
     "engines.simulate": ("federate",),
     "quantize.ternary": ("FTTQ", "TTQ", "TWN", "Quantizer", "Ternary"),
     "wire": ("Message", "decode", "encode", "load_tern", "save_tern"),

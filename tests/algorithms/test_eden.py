@@ -215,3 +215,24 @@ def accepted(made: Algorithm, own: Network, message: Message, broadcast: Broadca
 def test_impossible_bits_are_refused_in_one_sentence(setting: str, sentence: str) -> None:
     with pytest.raises(ExperimentError, match=f"{sentence}$"):
         Experiment.from_toml("", ["algorithm.name=eden", f"algorithm.{setting}"])
+
+
+def test_with_error_feedback_what_one_upload_leaves_out_is_added_to_the_next() -> None:
+    net = network()
+    algorithm = eden.algorithm(net, Training(), Settings(trits=True, error_feedback=True, rest_bits_up=6))
+    server = algorithm.open(net.weights())
+    received = algorithm.broadcast(server)
+    source = torch.Generator().manual_seed(1)
+    change = {name: 0.1 * torch.randn(tensor.shape, generator=source) for name, tensor in net.weights().items()}
+    moved = {name: tensor + change[name] for name, tensor in dense_weights(received).items()}
+    local = Local({n: moved[n] for n in net.parameters}, {n: moved[n] for n in net.buffers})
+    memory, told = algorithm.client_memory(), {name: torch.zeros_like(tensor) for name, tensor in change.items()}
+    errors = []
+    for number in range(1, 9):
+        upload, memory = algorithm.finish(local, received, memory, client(round=number))
+        said = dense_weights(algorithm.meaning(upload, client(round=number)))
+        told = {name: total + said[name] for name, total in told.items()}
+        left = number * change[MATRIX] - told[MATRIX]
+        assert torch.allclose(left, memory.residual[MATRIX], atol=1e-5)
+        errors.append(float(left.norm() / (number * change[MATRIX]).norm()))
+    assert errors[-1] < 0.3 * errors[0]

@@ -32,7 +32,7 @@ class TestLayersThatRest:
         assert not any(resting[5:])
 
     def test_without_the_setting_they_never_rest(self) -> None:
-        assert any(changed('algorithm.settle_at_decay=none')[5:])
+        assert any(changed("algorithm.settle_at_decay=none")[5:])
 
     def test_where_every_matrix_is_ternary_nothing_else_could_learn_and_they_go_on(self) -> None:
         assert any(changed("algorithm.settle_at_decay=0.5", "model.ternary=all")[5:])

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ternfed.bench import slow_link
+from ternfed.bench.flower_apps import Case, Outcome, table
 from ternfed.bench.slow_link import LinkCost, Plan
 from ternfed.bench.tables import markdown
 from ternfed.cli.app import app
@@ -40,6 +41,22 @@ def test_a_row_that_is_none_is_wrong_input() -> None:
     result = call("cmfl-threshold", "nope")
     assert result.exit_code == 2
     assert "no row has this name" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [(["--strategy", "FedNone"], "FedAvg, FedProx"), (["--mode", "bits"], "none, updates, ternary")]
+)
+def test_a_strategy_or_mode_that_is_none_is_wrong_input(wrong: list[str], words: str) -> None:
+    pytest.importorskip("flwr")
+    result = call("flower", *wrong)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+def test_the_table_of_a_flower_app_says_how_far_each_mode_is_behind() -> None:
+    case = Case("FedAvg", norm=True)
+    rows = [Outcome(case, "none", 0, 0.95), Outcome(case, "updates", 0, 0.94, 1 / 15, 1 / 22)]
+    assert table(rows).splitlines()[-1] == "| FedAvg, BatchNorm | updates | 1 | 94.00 | -1.00 | 1/22.0 | 1/15.0 |"
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "tfedavg"])

@@ -59,7 +59,9 @@ class Settings:
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """FedPAQ with binary updates that are learned."""
     base = fedpaq.algorithm(
-        network, training, fedpaq.Settings(settings.rest_bits_up, settings.bits_down, settings.statistics)
+        network,
+        training,
+        fedpaq.Settings(settings.rest_bits_up, settings.bits_down, statistics=settings.statistics),
     )
     shapes = {name: tensor.shape for name, tensor in network.weights().items()}
     binary = tuple(name for name in network.parameters if name in network.floats and len(shapes[name]) > 1)

@@ -47,12 +47,14 @@ class Settings:
     FedAvg has them."""
     bits_down: int | None = 4
     """Of each number of a broadcast: its change since the last one, rounded to nearest. "none": floats."""
+    first_bits: int | None = None
+    """And in the first broadcast: of the number itself; none: as many."""
     statistics: Statistics = Statistics.AVERAGE
     finest_bits: int = FINEST
     """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
 
     def __post_init__(self) -> None:
-        for key in ("bits_up", "bits_down"):
+        for key in ("bits_up", "bits_down", "first_bits"):
             bits = getattr(self, key)
             if bits is not None and not 1 <= bits <= 8:
                 raise ValueError(f"{key} = {bits}: 1 to 8 is allowed, or none")
@@ -72,13 +74,15 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     """FedPAQ for a network: every float tensor is on a grid, whole numbers travel as they are."""
     floats = network.floats
     up_bits, down_bits = (bits_of(floats, network, bits) for bits in (settings.bits_up, settings.bits_down))
+    first_bits = down_bits if settings.first_bits is None else bits_of(floats, network, settings.first_bits)
 
     def server_with(model: Weights, before: Weights) -> Server:
         """The server with this model, whose clients have had another one before."""
         if settings.bits_down is None:
             return Server(model, memory=ServerMemory())
         own = {name: model[name] for name in floats}
-        sent = rounded(own, {name: before[name] for name in floats if name in before}, down_bits, settings.finest_bits)
+        given = {name: before[name] for name in floats if name in before}
+        sent = rounded(own, given, down_bits if given else first_bits, settings.finest_bits)
         shown = {**model, **{name: value.dense() for name, value in sent.items()}}
         return Server(shown, {**sent}, ServerMemory(own))
 

@@ -28,8 +28,13 @@ def bits_of(names: Iterable[str], network: Network, bits: int | None, buffer_bit
     return {} if bits is None else {name: buffer_bits if name in network.buffers else bits for name in names}
 
 
-def changes(moved: Weights, received: Weights, bits: Mapping[str, int], source: torch.Generator) -> dict[str, Grid]:
-    """Client: how each tensor differs from what was received, in codes of so many bits, right on average."""
+def changes(
+    moved: Weights, received: Weights, bits: Mapping[str, int], source: torch.Generator | None
+) -> dict[str, Grid]:
+    """Client: how each tensor differs from what was received, in codes of so many bits.
+
+    Right on average; to nearest without a `source`, by who keeps what is lost.
+    """
     differences = {name: tensor.float() - received[name].float() for name, tensor in moved.items()}
     return {name: on_grid(change, _steps(change, bits[name]), source) for name, change in differences.items()}
 

@@ -1,8 +1,8 @@
 """What a round costs besides training: ternfed's server and clients against Flower as it comes, in one run.
 
 Both sides train small perceptrons on the digits (not the same one), well under a second per client. Flower as it comes
-is `examples/flower` under `flower-superlink`, `flower-supernode` and `flwr run`, all with their defaults. Medians over
-all rounds but the first.
+is `examples/flower/updates` under `flower-superlink`, `flower-supernode` and `flwr run`, all with their defaults.
+Medians over all rounds but the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ternfed.bench.network_bytes import serve_locally
 from ternfed.bench.stock_flower import run_app, stock_flower
 from ternfed.bench.tables import markdown
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "flower"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "flower" / "updates"
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ def run(nodes: int = 5, rounds: int = 5) -> Iterator[Latency]:
 
 def stock_rounds(place: Path, nodes: int, rounds: int) -> list[float]:
     """Seconds of each round under Flower as it comes, from the lines that it shows."""
-    app = place / "ternary-digits"
+    app = place / EXAMPLE.name
     shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("__pycache__"))
     with stock_flower(place, nodes) as environment:
         settings = f"num-server-rounds={rounds} min-nodes={nodes} local-epochs=1"
         lines = run_app(app, environment, settings, seconds=60 + 60 * rounds)
     starts = [moment for moment, line in lines if re.search(r"\[ROUND \d+/\d+\]", line)]
-    ends = [moment for moment, line in lines if re.search(r"down \d+ bytes", line)]
+    ends = [moment for moment, line in lines if "Strategy execution finished" in line]
     if len(starts) != rounds or not ends:
         raise RuntimeError("\n".join(["Flower did not finish its rounds:", *(line for _, line in lines)]))
     return [after - before for before, after in pairwise([*starts, ends[0]])]

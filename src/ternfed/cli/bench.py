@@ -207,6 +207,27 @@ def slow_link(
         _print(bench.table(plan, _measured(bench.run(plan))))
 
 
+def flower(
+    strategies: Annotated[
+        list[str] | None, typer.Option("--strategy", help="FedAvg, FedAdam, …; by default all; may be repeated.")
+    ] = None,
+    modes: Annotated[
+        list[str] | None, typer.Option("--mode", help="none, updates, ternary; by default all; may be repeated.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds, from 0 on.")] = 3,
+    dataset: Annotated[str, typer.Option(help="mnist or digits.")] = "mnist",
+    bits_up: Annotated[float, typer.Option(help="Bits of an upload in the mode updates: 1 to 4; 1.5: trits.")] = 1.5,
+) -> None:
+    """A Flower app with and without ternfed's two lines: accuracy and bytes by strategy and mode, in one process."""
+    with answered():
+        from ternfed.bench import flower_apps as bench
+        from ternfed.engines.flower.adapter import need_flower
+
+        need_flower()
+        rows = bench.cases(strategies)
+        _print(bench.table(_measured(bench.run(rows, bench.modes(modes), range(seeds), dataset, bits_up))))
+
+
 def _measured(rows: Iterable[Anything]) -> list[Anything]:
     """All rows, with a spinner while they are measured."""
     with terminal.err.status("measuring"):
@@ -231,6 +252,6 @@ def _print(text: str) -> None:
 
 
 VERBS: tuple[Callable[..., None], ...] = (
-    step, wire, rounds, gpu, edge, edge_products, theory, cmfl_threshold, fuzz_wire, fuzz_files, attacks, privacy,
-    many_clients, network_bytes, round_latency, slow_link,
+    step, wire, rounds, gpu, edge, edge_products, theory, cmfl_threshold, flower, fuzz_wire, fuzz_files, attacks,
+    privacy, many_clients, network_bytes, round_latency, slow_link,
 )  # fmt: skip

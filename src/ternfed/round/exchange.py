@@ -127,6 +127,11 @@ def receive(algorithm: Algorithm, data: bytes, given: Reference | None) -> Broad
     return Broadcast(message, None if lent is None else Reference(lent))
 
 
+def packed(algorithm: Algorithm, broadcast: Broadcast) -> bytes:
+    """Client: the bytes of a broadcast that it received, to be kept; nobody needs to hold anything to read them."""
+    return _encode(broadcast.message, algorithm.down, None)
+
+
 def reply(algorithm: Algorithm, message: Message, numbers: Mapping[str, float], broadcast: Broadcast) -> bytes:
     """Client: the bytes of an upload."""
     schema = _fitting(message, algorithm.up)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -70,4 +72,17 @@ def test_the_tested_versions_are_those_of_the_package_and_of_the_page() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     (major, oldest), (_, newest) = version.OLDEST, version.NEWEST
     assert extras["flower"][0] == f"flwr>={major}.{oldest},<{major}.{newest + 1}"
+    assert extras["simulation"] == [f"flwr[simulation]>={major}.{oldest},<{major}.{newest + 1}"]
     assert f"tested with Flower {version.tested()}." in (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["ternary_mod", "TernaryStrategy"])
+def test_the_two_lines_say_it_too(tmp_path: Path, name: str) -> None:
+    """As if an old Flower were installed: it has no `flwr.app`."""
+    (tmp_path / "flwr").mkdir()
+    (tmp_path / "flwr" / "__init__.py").touch()
+    (tmp_path / "flwr-1.20.0.dist-info").mkdir()
+    (tmp_path / "flwr-1.20.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: flwr\nVersion: 1.20.0\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from ternfed import {name}"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Flower is too old: flwr 1.20.0 is installed" in said.stderr.splitlines()[-1]

@@ -1,11 +1,11 @@
-"""A ServerApp with a stock strategy. ternfed adds one line: the strategy around it."""
+"""A ServerApp with a stock strategy. One line of it is ternfed's."""
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from ternary_digits.task import accuracy, make_model
 from ternfed import TernaryStrategy
+from updates_app.task import accuracy, make_model
 
 app = ServerApp()
 
@@ -14,10 +14,10 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     model = make_model()
     nodes = int(context.run_config["min-nodes"])
-    stock = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
-    strategy = TernaryStrategy(stock, model)
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
+    strategy = TernaryStrategy(strategy)  # the one line
 
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
         return MetricRecord({"accuracy": accuracy(model)})
 
@@ -27,6 +27,3 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=int(context.run_config["num-server-rounds"]),
         evaluate_fn=evaluate,
     )
-    float32 = sum(tensor.numel() * 4 for tensor in model.state_dict().values())
-    rounds = int(context.run_config["num-server-rounds"])
-    print(f"down {strategy.bytes_down} bytes, up {strategy.bytes_up}; as float32 {float32 * nodes * rounds} each way")

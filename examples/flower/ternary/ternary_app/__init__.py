@@ -1,0 +1,1 @@
+"""A Flower app that ends with a ternary model."""

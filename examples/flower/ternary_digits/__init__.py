@@ -1,1 +1,0 @@
-"""A Flower project whose models travel as trits."""

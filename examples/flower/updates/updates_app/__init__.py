@@ -1,0 +1,1 @@
+"""A Flower app whose updates travel as trits."""

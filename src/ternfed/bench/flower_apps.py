@@ -1,0 +1,258 @@
+"""Somebody's Flower app, with and without ternfed's two lines: strategies by modes, in one process.
+
+The app is Flower's quickstart: its network of 62,006 weights, plain SGD, equal parts for five clients; the data are
+3,000 images of MNIST, or scikit-learn's digits, enlarged to the 32 × 32 colour images that the network takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ternfed.bench.tables import markdown
+from ternfed.data.partitions import Iid
+from ternfed.data.sets import load
+from ternfed.engines.flower.adapter.in_process import in_process_grid
+from ternfed.engines.flower.modes import Mode, check_bits
+from ternfed.quantize.rotation import TRITS
+
+CLIENTS, ROUNDS, EPOCHS, BATCH, RATE, MOMENTUM = 5, 10, 1, 32, 0.02, 0.9
+PLAIN = "none"
+"""In place of a mode: the app without ternfed."""
+
+
+class QuickstartNet(nn.Sequential):
+    """The network of Flower's quickstart, 62,006 weights; with BatchNorm on request."""
+
+    def __init__(self, norm: bool = False) -> None:
+        def block(layer: nn.Module, width: int, kind: type[nn.Module], *more: nn.Module) -> list[nn.Module]:
+            return [layer, *([kind(width)] if norm else []), nn.ReLU(), *more]
+
+        super().__init__(
+            *block(nn.Conv2d(3, 6, 5), 6, nn.BatchNorm2d, nn.MaxPool2d(2)),
+            *block(nn.Conv2d(6, 16, 5), 16, nn.BatchNorm2d, nn.MaxPool2d(2)),
+            nn.Flatten(),
+            *block(nn.Linear(400, 120), 120, nn.BatchNorm1d),
+            *block(nn.Linear(120, 84), 84, nn.BatchNorm1d),
+            nn.Linear(84, 10),
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    strategy: str
+    norm: bool = False
+    fraction: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        more = [
+            *(["BatchNorm"] if self.norm else []),
+            *([f"{self.fraction:.0%} of clients"] if self.fraction < 1 else []),
+        ]
+        return f"{self.strategy}{', ' if more else ''}{', '.join(more)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ended with."""
+
+    case: Case
+    mode: str
+    seed: int
+    accuracy: float
+    down: float = 1.0
+    """Bytes of all rounds, as a share of the same models in float32."""
+    up: float = 1.0
+
+
+def strategies() -> dict[str, Callable[..., Any]]:
+    """Flower's strategies by name, with settings of the server with which the app learns without ternfed."""
+    from flwr.serverapp import strategy as flower
+
+    return {
+        "FedAvg": flower.FedAvg,
+        "FedProx": lambda **more: flower.FedProx(proximal_mu=0.1, **more),
+        "FedAvgM": lambda **more: flower.FedAvgM(server_learning_rate=1.0, server_momentum=0.5, **more),
+        "FedAdam": lambda **more: flower.FedAdam(eta=0.02, tau=0.001, **more),
+        "FedYogi": lambda **more: flower.FedYogi(eta=0.01, tau=0.001, **more),
+        "FedAdagrad": lambda **more: flower.FedAdagrad(eta=0.02, tau=0.001, **more),
+        "QFedAvg": lambda **more: flower.QFedAvg(client_learning_rate=1.0, q=0.1, **more),
+        "FedMedian": flower.FedMedian,
+        "FedTrimmedAvg": flower.FedTrimmedAvg,
+        "Krum": flower.Krum,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What clients train with, and what the model is judged with."""
+
+    inputs: Tensor
+    labels: Tensor
+    judged: Tensor
+    answers: Tensor
+
+
+@cache
+def data(name: str = "mnist", held_out: bool = False) -> Data:
+    """The first 3,000 training images of MNIST, or all digits; judged with the test set, or with later training images.
+
+    What is held out is for whoever chooses settings.
+    """
+    whole = load(name)
+    train, labels = _images(whole.train.inputs), whole.train.labels
+    count = min(3000, len(labels) * 4 // 5 if held_out else len(labels))
+    if held_out:
+        later = slice(count, count + 5000)
+        return Data(train[:count], labels[:count], train[later], labels[later])
+    return Data(train[:count], labels[:count], _images(whole.test.inputs), whole.test.labels)
+
+
+def _images(inputs: Tensor) -> Tensor:
+    """32 × 32 pixels in three equal colours."""
+    side = round((inputs.numel() / len(inputs)) ** 0.5)
+    images = inputs.reshape(-1, 1, side, side)[:10000].float()
+    large = nn.functional.interpolate(images, size=32, mode="bilinear")
+    return ((large - large.mean()) / large.std()).expand(-1, 3, -1, -1)
+
+
+def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
+    """The user's ClientApp: nothing in its train function knows of ternfed."""
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp(mods=list(mods))
+    inputs, labels = given.inputs, given.labels
+    parts = Iid().split(labels, CLIENTS, torch.Generator().manual_seed(seed))
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        config = message.content["config"]
+        model = QuickstartNet(norm)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        start = [parameter.detach().clone() for parameter in model.parameters()]
+        own = parts[int(context.node_config["partition-id"])]
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+        source = torch.Generator().manual_seed(hash((seed, int(config["server-round"]), int(own[0]))) % 2**62)
+        mu, total = float(config.get("proximal-mu", 0.0)), 0.0
+        for _ in range(EPOCHS):
+            for batch in own[torch.randperm(len(own), generator=source)].split(BATCH):  # type: ignore[no-untyped-call]
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
+                total += loss.item() * len(batch)
+                if mu:
+                    pairs = zip(model.parameters(), start, strict=True)
+                    loss = loss + mu / 2 * sum((now - then).square().sum() for now, then in pairs)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        metrics = MetricRecord({"num-examples": len(own), "train_loss": total / (EPOCHS * len(own))})
+        arrays = ArrayRecord(torch_state_dict=model.state_dict())
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS) -> Outcome:
+    """One run. Two lines of it are ternfed's."""
+    from flwr.app import ArrayRecord, MetricRecord
+
+    from ternfed.engines.flower.mod import ternary_mod
+    from ternfed.engines.flower.strategy import TernaryStrategy
+
+    torch.manual_seed(seed)
+    random.seed(seed)
+    model = QuickstartNet(case.norm)
+    nodes = max(2, round(CLIENTS * case.fraction))
+    made: Any = strategies()[case.strategy](
+        fraction_train=case.fraction, fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=CLIENTS
+    )
+    if mode != PLAIN:
+        made = TernaryStrategy(made, mode, seed=seed, bits_up=bits_up)
+    app = client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
+
+    def evaluate(server_round: int, arrays: Any) -> Any:
+        if server_round < rounds:
+            return None
+        model.load_state_dict(arrays.to_torch_state_dict())
+        with torch.no_grad():
+            right = (model.eval()(given.judged).argmax(1) == given.answers).double().mean().item()
+        return MetricRecord({"accuracy": right})
+
+    start = ArrayRecord(torch_state_dict=model.state_dict())
+    grid = in_process_grid(dict.fromkeys(range(1, CLIENTS + 1), app))
+    result = made.start(grid, start, num_rounds=rounds, evaluate_fn=evaluate)
+    accuracy = result.evaluate_metrics_serverapp[rounds]["accuracy"]
+    if mode == PLAIN:
+        return Outcome(case, mode, seed, accuracy)
+    down, up = (
+        sum(getattr(each, name) for each in made.rounds) / sum(getattr(each, f"plain_{name}") for each in made.rounds)
+        for name in ("down", "up")
+    )
+    return Outcome(case, mode, seed, accuracy, down, up)
+
+
+def cases(names: Sequence[str] | None = None) -> list[Case]:
+    """All rows: every strategy with and without BatchNorm, and FedAvg and FedAdam with three of five clients."""
+    for name in names or ():
+        if name not in strategies():
+            raise ValueError(f"--strategy {name}: {', '.join(strategies())} is allowed")
+    rows = [Case(name, norm) for name in names or strategies() for norm in (False, True)]
+    return rows + [Case(name, fraction=0.6) for name in ("FedAvg", "FedAdam") if not names or name in names]
+
+
+def modes(names: Sequence[str] | None = None) -> list[str]:
+    """The columns: without ternfed, and each of its modes."""
+    known = [PLAIN, *Mode]
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"--mode {name}: {', '.join(known)} is allowed")
+    return list(names or known)
+
+
+def run(
+    rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int], name: str = "mnist", bits_up: float = TRITS
+) -> Iterator[Outcome]:
+    """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row."""
+    import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    check_bits(bits_up)
+    chosen = list(seeds)
+    for case in rows:
+        for mode in modes:
+            if mode == PLAIN and case.norm and case.strategy == "QFedAvg":
+                continue  # it multiplies whole numbers by a float in place
+            for seed in chosen:
+                yield play(case, mode, seed, data(name), bits_up=bits_up)
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """As Markdown: accuracy in percent, the mean over the seeds, and bytes as shares of float32.
+
+    Each mode is compared with the runs without ternfed from the same seeds.
+    """
+    groups: dict[tuple[Case, str], dict[int, Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.case, outcome.mode), {})[outcome.seed] = outcome
+    rows = []
+    for (case, mode), own in groups.items():
+        score = 100 * mean(each.accuracy for each in own.values())
+        plain = [each for seed, each in groups.get((case, PLAIN), {}).items() if seed in own]
+        compared = mode != PLAIN and len(plain) == len(own)
+        change = f"{score - 100 * mean(each.accuracy for each in plain):+.2f}" if compared else ""
+        up, down = (f"1/{1 / mean(getattr(each, name) for each in own.values()):.1f}" for name in ("up", "down"))
+        shares = ("1", "1") if mode == PLAIN else (up, down)
+        rows.append((case.label, mode, str(len(own)), f"{score:.2f}", change, *shares))
+    return markdown(("strategy", "mode", "seeds", "accuracy", "against none", "up", "down"), rows)
