@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sysconfig
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+LIBRARIES = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib"))
+OURS = Path(__file__).parent
 
 
 class FunctionMissing(ValueError):
@@ -29,3 +35,23 @@ def named_function(name: str) -> Callable[..., Any]:
         raise FunctionMissing(absent, absent)
     found: Callable[..., Any] = function
     return found
+
+
+def users_line(error: BaseException, skip: int = 0) -> str | None:
+    """`own.py, line 12`: the last line of a user's own code that an error came through; None where it met none.
+
+    `skip` frames at the top are not looked at.
+    """
+    place, seen = None, error
+    while seen is not None:
+        for frame in traceback.extract_tb(seen.__traceback__)[skip if seen is error else 0 :]:
+            file = Path(frame.filename)
+            if file.is_file() and not any(file.is_relative_to(known) for known in (*LIBRARIES, OURS)):
+                place = f"{_short(file)}, line {frame.lineno}"
+        seen = seen.__cause__  # type: ignore[assignment]
+    return place
+
+
+def _short(file: Path) -> Path:
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ternfed.edge import Inspection
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verbs to a command line."""
     for verb in (export, predict, inspect):
-        app.command()(verb)
+        app.command(rich_help_panel=panel)(verb)
 
 
 def export(

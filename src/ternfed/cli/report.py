@@ -13,9 +13,9 @@ from ternfed.cli.options import Json
 from ternfed.cli.terminal import answered
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verb to a command line."""
-    app.command()(report)
+    app.command(rich_help_panel=panel)(report)
 
 
 def report(

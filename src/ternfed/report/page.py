@@ -41,9 +41,9 @@ def page(
     runs = [(group, run) for group in groups for run in group.runs]
     sections: dict[str, list[Mapping[str, Any]]] = {}
     for picture in pictures:
-        sections.setdefault(picture.section, []).append(_figure(picture))
+        sections.setdefault(picture.section, []).append(figure_values(picture))
     return (
-        _templates()
+        templates()
         .get_template("page.html")
         .render(
             title=title,
@@ -70,7 +70,7 @@ def page(
                     "title": chapter.title,
                     "reading": chapter.reading,
                     "notes": chapter.notes,
-                    "parts": [{**vars(part), "figure": _figure(part.picture)} for part in chapter.parts],
+                    "parts": [{**vars(part), "figure": figure_values(part.picture)} for part in chapter.parts],
                 }
                 for chapter in chapters
             ],
@@ -80,7 +80,8 @@ def page(
     )
 
 
-def _templates() -> Environment:
+def templates() -> Environment:
+    """The templates, which escape all they get."""
     jinja2 = needed("jinja2")
     found: Environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ternfed.report"),
@@ -101,7 +102,8 @@ def inline(svg: str, name: str, label: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
 
 
-def _figure(picture: Picture) -> Mapping[str, Any]:
+def figure_values(picture: Picture) -> Mapping[str, Any]:
+    """A picture as a template wants it."""
     drawn = needed("markupsafe").Markup(inline(picture.svg, picture.name, picture.title))
     return {"name": picture.name, "title": picture.title, "caption": picture.caption, "svg": drawn}
 

@@ -31,6 +31,7 @@ from ternfed.engines.flower.envelope import content, unwrap
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.knock import knock
 from ternfed.engines.flower.memory import Store
+from ternfed.engines.flower.reachable import telling
 from ternfed.round.federation import Site
 
 POLL = 0.2
@@ -83,16 +84,15 @@ def run_client(config: ClientConfig, say: Say) -> int:
     adapter.set_up(config.state / "flower")
     torch.set_num_threads(config.threads)
     certificates, key = config.certificates, config.certificates.client_key(config.setup.index)
-    certificates.need(certificates.authority, key)
+    certificates.need_from_server(certificates.authority, key)
     public_key, context = public_half(key), certificates.client_context()
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     adapter.quiet()
     working = _Work(config)
+    say(f"connecting to {config.server}")
     while True:
         away = knock(config.server, context, public_key)
-        if away is not None:  # a SuperNode keeps trying
-            say(f"{config.server} does not answer yet ({away}); waiting for it")
-        with _supernode(config, key) as node:
+        with _supernode(config, key) as node, telling(config.server, say, away):  # a SuperNode keeps trying
             is_over = _serve(working, node, say)
             ended = adapter.how_it_ended(node.report)
         if is_over and not config.stay:
@@ -102,7 +102,7 @@ def run_client(config: ClientConfig, say: Say) -> int:
                 raise NetworkError(f"the SuperNode could not start: {ended.reason}")
             # A server that was started again turns connections to its predecessor away.
             was = "turned away" if ended.end is adapter.End.TURNED_AWAY else "lost"
-            say(f"the connection was {was}; connecting again")
+            say(f"the connection was {was}; trying again in {AGAIN:g} s")
         time.sleep(AGAIN)
 
 

@@ -54,6 +54,8 @@ class Counter:
     """When it last asked for messages."""
     asking: int = 0
     """Questions that are being held."""
+    call: bytes = b""
+    """What it last asked for."""
 
 
 class Bytes(NamedTuple):
@@ -77,6 +79,8 @@ class Gate:
     nodes: Mapping[int, int]
     """Each client's node in Flower."""
     counters: dict[int, Counter] = field(default_factory=dict)
+    refused: int = 0
+    """Requests that were turned away: of a key that is not registered, or for what no client may ask."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _thread: threading.Thread | None = None
     _server: asyncio.Server | None = None
@@ -117,6 +121,10 @@ class Gate:
         """Whether a client is there and waits for a message."""
         counter = self.counters[client]
         return counter.asking > 0 or time.monotonic() - counter.asked < READY
+
+    def is_uploading(self, client: int) -> bool:
+        """Whether a client is sending its upload: for who watches, nothing depends on it."""
+        return self.counters[client].call.startswith(FLEET + b"push-")
 
     def bytes_of(self, client: int) -> Bytes:
         return Bytes(self.counters[client].down, self.counters[client].up)
@@ -257,6 +265,8 @@ class _Connection(asyncio.Protocol):
                 request = read_request(head)
                 client = self.gate.clients.get(request.key)
                 call = CALL.fullmatch(request.path)
+                if client is not None:
+                    self.gate.counters[client].call = request.path
                 if request.path == KNOCK or client is None or call is None or request.length > BODY:
                     await self._answer_itself(request, client)
                     break
@@ -278,6 +288,7 @@ class _Connection(asyncio.Protocol):
         status = b"200 OK" if request.path == KNOCK else b"404 Not Found"
         if client is None and (request.path == KNOCK or CALL.fullmatch(request.path)):
             status = b"401 Unauthorized"
+        self.gate.refused += not status.startswith(b"200")
         date = formatdate(usegmt=True).encode()
         head = b"HTTP/1.1 %s\r\ndate: %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         await self._write(head % (status, date))
