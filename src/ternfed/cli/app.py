@@ -11,6 +11,7 @@ import sys
 from importlib import metadata
 from typing import Annotated
 
+import click.exceptions
 import typer
 
 from ternfed.cli import bench, demo, edge, network, plan, report, reproduce, run, runs, watch
@@ -19,6 +20,7 @@ app = typer.Typer(
     help="Federated learning over slow links: ternary networks, trits on the wire in both directions.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    suggest_commands=not hasattr(click.exceptions, "NoSuchCommand"),  # where click itself suggests one, once is enough
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

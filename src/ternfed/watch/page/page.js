@@ -143,11 +143,10 @@ function ticks(low, high, count) {
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
   return found;
 }
-function drawChart(chart) {
-  const series = seriesOf(chart);
+function placeChart(chart, series) {
   let figure = byId(`chart-${chart.id}`);
-  if (!series.length) { if (figure) figure.remove(); return; }
-  if (!figure) {
+  if (!series.length && figure) figure.remove();
+  if (series.length && !figure) {
     figure = make("figure", { id: `chart-${chart.id}` }, make("figcaption"), make("svg", { role: "img" }));
     const after = CHARTS.slice(CHARTS.indexOf(chart) + 1).map((next) => byId(`chart-${next.id}`)).find((next) => next);
     byId("charts").insertBefore(figure, after || null);
@@ -155,6 +154,10 @@ function drawChart(chart) {
     svg.addEventListener("pointermove", (event) => { figure.pointer = event.clientX; point(chart, figure); });
     svg.addEventListener("pointerleave", () => { figure.pointer = undefined; point(chart, figure); });
   }
+}
+function drawChart(chart, series) {
+  const figure = byId(`chart-${chart.id}`);
+  if (!figure) return;
   figure.querySelector("figcaption").textContent = chart.title();
   const svg = figure.querySelector("svg"), width = svg.clientWidth || 380, height = svg.clientHeight || 210;
   svg.setAttribute("aria-label", chart.title());
@@ -260,7 +263,9 @@ function draw() {
   waiting = false;
   byId("none").hidden = runs.size > 0;
   byId("runs").replaceChildren(...[...runs.values()].map(card));
-  CHARTS.forEach(drawChart);
+  const charts = CHARTS.map((chart) => [chart, seriesOf(chart)]);
+  charts.forEach(([chart, series]) => placeChart(chart, series));  // all of them first: each is as wide as the others let it be
+  charts.forEach(([chart, series]) => drawChart(chart, series));
   drawPhases(); drawClients(); drawDropped();
   const busy = [...runs.values()].filter((run) => run.state === "running").length;
   document.title = runs.size === 1 ? `${[...runs.values()][0].name}: ternfed watch` : `${busy} of ${runs.size} running: ternfed watch`;
