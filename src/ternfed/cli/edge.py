@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.progress import track
@@ -15,6 +15,10 @@ from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
     from ternfed.edge import Inspection
+
+
+SHOWN = 20
+"""Predictions of samples without labels that a terminal shows."""
 
 
 def add_to(app: typer.Typer, panel: str) -> None:
@@ -60,10 +64,12 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict with an exported model: accuracy, milliseconds per sample, predictions as CSV or JSON."""
-    from ternfed.edge import open_model, samples_for, summarise, write_predictions
+    from ternfed.edge import check_predictions_file, open_model, samples_for, summarise, write_predictions
     from ternfed.edge import predict as predictions
 
     with answered():
+        if out is not None:
+            check_predictions_file(out)
         opened = open_model(model, threads=threads)
         samples, labels = samples_for(opened.facts, data, opened.task)
         batches = predictions(opened, samples, labels, batch=batch)
@@ -73,12 +79,14 @@ def predict(
         if out is not None:
             write_predictions(out, result, labels)
         measure = result.task.metric.measure
-        value = {
+        value: dict[str, Any] = {
             measure.name: result.score,
             "milliseconds": result.milliseconds,
             "samples": len(samples),
             "predictions": None if out is None else str(out),
         }
+        if labels is None and out is None:
+            value[result.task.words[1]] = result.predictions.tolist()
         if as_json:
             terminal.print_json(value)
             return
@@ -86,6 +94,12 @@ def predict(
         if result.score is not None:
             score = f"{measure.name} {measure.scaled(result.score):.4g}{'%' if measure.percent else ''}, "
         terminal.out.print(f"{len(samples)} samples: {score}{result.milliseconds:.3f} ms per sample", highlight=False)
+        if labels is None and out is None:
+            shown = ", ".join(map(str, result.predictions[:SHOWN].tolist()))
+            more = f", … (--out keeps all {len(samples)})" if len(samples) > SHOWN else ""
+            terminal.out.print(
+                f"{result.task.words[1]}: {terminal.plain(shown)}{more}", highlight=False, soft_wrap=True
+            )
         if out is not None:
             terminal.out.print(f"The predictions are in {out}", highlight=False)
 

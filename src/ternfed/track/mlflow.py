@@ -14,15 +14,16 @@ LONGEST = 500
 """Letters of a parameter that every MLflow server takes."""
 
 
-def check() -> None:
-    need("mlflow", "mlflow")
+def check() -> Any:
+    """The package; ImportError where it is absent."""
+    return need("mlflow", "mlflow", MLFLOW_DISABLE_TELEMETRY="true")
 
 
 class Mlflow:
     """One run, by a client of its own: MLflow's global state stays the user's."""
 
     def __init__(self, start: Start) -> None:
-        need("mlflow", "mlflow")
+        check()
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 

@@ -9,8 +9,9 @@ from typing import Any
 from ternfed.track.tracker import Start, need
 
 
-def check() -> None:
-    need("tensorboard", "tensorboard")
+def check() -> Any:
+    """The package; ImportError where it is absent."""
+    return need("tensorboard", "tensorboard")
 
 
 class TensorBoard:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -72,7 +74,8 @@ class Trackers:
     def _each(self, do: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
-                do(tracker)
+                with redirect_stdout(sys.stderr):  # standard output is for results
+                    do(tracker)
             except Exception as error:  # another program's, and perhaps another machine's
                 del self._trackers[name]
                 self.failed.append(f"{name} hears nothing more of this run ({type(error).__name__}: {error})")
@@ -121,14 +124,20 @@ def _module(name: str) -> Any:
 
 def _open(name: str, start: Start) -> Tracker:
     try:
-        tracker: Tracker = _module(name).open_tracker(start)
+        with redirect_stdout(sys.stderr):
+            tracker: Tracker = _module(name).open_tracker(start)
     except Exception as error:  # another program's, and perhaps another machine's
         raise RuntimeError(f"--track {name}: cannot begin ({type(error).__name__}: {error})") from error
     return tracker
 
 
-def need(package: str, extra: str) -> Any:
-    """A tracker's package; ImportError names the extra where it is absent."""
+def need(package: str, extra: str, **quiet: str) -> Any:
+    """A tracker's package; ImportError names the extra where it is absent.
+
+    `quiet` are environment variables by which it keeps its usage statistics to itself, unless the user has set them.
+    """
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
     try:
         return import_module(package)
     except ImportError as error:

@@ -9,15 +9,16 @@ from typing import Any
 from ternfed.track.tracker import Start, need
 
 
-def check() -> None:
-    need("trackio", "trackio")
+def check() -> Any:
+    """The package; ImportError where it is absent."""
+    return need("trackio", "trackio", GRADIO_ANALYTICS_ENABLED="False")
 
 
 class Trackio:
     """One run, known by its name."""
 
     def __init__(self, start: Start) -> None:
-        trackio = need("trackio", "trackio")
+        trackio = check()
         self.identity = start.identity if start.resumed else f"{start.name}-{start.identity[:6]}"
         self._run: Any = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT") or "ternfed",

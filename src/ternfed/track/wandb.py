@@ -9,15 +9,16 @@ from typing import Any
 from ternfed.track.tracker import Start, need
 
 
-def check() -> None:
-    need("wandb", "wandb")
+def check() -> Any:
+    """The package; ImportError where it is absent."""
+    return need("wandb", "wandb", WANDB_ERROR_REPORTING="false")
 
 
 class Wandb:
     """One run."""
 
     def __init__(self, start: Start) -> None:
-        wandb = need("wandb", "wandb")
+        wandb = check()
         self.identity = start.identity
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "ternfed",
