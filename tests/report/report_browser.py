@@ -35,6 +35,9 @@ class Browser:
     def open(self, path: Path) -> None:
         self.visit(path.resolve().as_uri())
 
+    def open_again(self) -> None:
+        _call(f"{self.session}/refresh", {})
+
     def visit(self, address: str) -> None:
         _call(f"{self.session}/url", {"url": address})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ def report(
 
     with answered():
         with terminal.err.status("reading and drawing"):
-            written = write_report(runs, out, into or [])
+            written = write_report(runs, out, into or [], made=_made())
         if as_json:
             terminal.print_json({**asdict(written), "page": str(written.page)})
             return
@@ -43,3 +44,14 @@ def report(
         )  # fmt: skip
         for line in written.empty:
             terminal.out.print(f"{line}: no run belongs to this table", highlight=False, soft_wrap=True, markup=False)
+
+
+def _made() -> str:
+    """When a page was made, by which version, from which revision of the sources."""
+    from ternfed.runs.environment import environment
+
+    own = environment()
+    version = " ".join(
+        f"{word} {own[key]}" for key, word in (("ternfed", "ternfed"), ("revision", "revision")) if own[key]
+    )
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · {version}"

@@ -41,18 +41,18 @@ def comparison_figure(runs: Mapping[str, Sequence[Round]], title: str = "") -> A
     for name, rounds in runs.items():
         scores = [shown_score(record) for record in rounds]
         sent = list(accumulate((record.bytes_up + record.bytes_down) / 1e6 for record in rounds))
-        over_rounds.plot([record.round for record in rounds], scores, **looks[name])
-        over_bytes.plot(sent, scores, **looks[name])
+        over_rounds.plot([record.round for record in rounds], scores, label=name, **looks[name])
+        over_bytes.plot(sent, scores, label=name, **looks[name])
         ends.append((scores[-1], name, looks[name]["color"]))
     over_rounds.set(ylabel=f"test {measure.heading}", title=title)
     by_round(over_rounds, longest)
-    over_bytes.set(xlabel="megabytes sent, both directions", xscale="log")
+    over_bytes.set(xlabel="megabytes sent, both directions, log scale", xscale="log")
     plain_log(over_bytes.xaxis)
     label_ends(over_rounds, ends, HEIGHT - 0.9)
     for panel in axes[0, 2:]:
         for name, rounds in flips.items():
             shares = [100 * (record.changed or 0.0) for record in rounds]
-            panel.plot([record.round for record in rounds], shares, clip_on=False, **looks[name])
+            panel.plot([record.round for record in rounds], shares, clip_on=False, label=name, **looks[name])
         by_round(panel, longest)
         by_share(panel, "trits that flipped (%)")
     return figure

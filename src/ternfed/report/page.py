@@ -35,6 +35,7 @@ def page(
     pictures: Iterable[Picture],
     chapters: Iterable[Chapter] = (),
     title: str = "ternfed",
+    made: str = "",
 ) -> str:
     """The whole page. Everything that came out of a folder is escaped, because the templates escape all they get."""
     groups = collected.groups
@@ -47,6 +48,7 @@ def page(
         .get_template("page.html")
         .render(
             title=title,
+            made=made,
             counts={
                 "runs": len(runs),
                 "groups": len(groups),
@@ -105,7 +107,13 @@ def inline(svg: str, name: str, label: str) -> str:
 def figure_values(picture: Picture) -> Mapping[str, Any]:
     """A picture as a template wants it."""
     drawn = needed("markupsafe").Markup(inline(picture.svg, picture.name, picture.title))
-    return {"name": picture.name, "title": picture.title, "caption": picture.caption, "svg": drawn}
+    return {
+        "name": picture.name,
+        "title": picture.title,
+        "caption": picture.caption,
+        "svg": drawn,
+        "curves": picture.curves,
+    }
 
 
 def _place(section: str) -> str:
