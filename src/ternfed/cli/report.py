@@ -51,7 +51,5 @@ def _made() -> str:
     from ternfed.runs.environment import environment
 
     own = environment()
-    version = " ".join(
-        f"{word} {own[key]}" for key, word in (("ternfed", "ternfed"), ("revision", "revision")) if own[key]
-    )
+    version = " ".join(f"{key} {own[key]}" for key in ("ternfed", "revision") if own[key])
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · {version}"
