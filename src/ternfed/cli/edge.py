@@ -95,11 +95,10 @@ def predict(
             score = f"{measure.name} {measure.scaled(result.score):.4g}{'%' if measure.percent else ''}, "
         terminal.out.print(f"{len(samples)} samples: {score}{result.milliseconds:.3f} ms per sample", highlight=False)
         if labels is None and out is None:
-            shown = ", ".join(map(str, result.predictions[:SHOWN].tolist()))
+            first = ", ".join(map(str, result.predictions[:SHOWN].tolist()))
             more = f", … (--out keeps all {len(samples)})" if len(samples) > SHOWN else ""
-            terminal.out.print(
-                f"{result.task.words[1]}: {terminal.plain(shown)}{more}", highlight=False, soft_wrap=True
-            )
+            line = terminal.plain(f"{result.task.words[1]}: {first}{more}")
+            terminal.out.print(line, highlight=False, soft_wrap=True)
         if out is not None:
             terminal.out.print(f"The predictions are in {out}", highlight=False)
 
