@@ -10,6 +10,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -20,6 +21,7 @@ from typer.testing import CliRunner, Result
 from ternfed.cli import completion
 from ternfed.cli.app import app
 from ternfed.data.sets import FOLDERS, NAMES
+from ternfed.engines.flower.certs import make_certificates
 from ternfed.experiment.named import NETWORKS, built_in_algorithms
 from ternfed.paper.rows import find_rows
 from ternfed.track import tracker
@@ -170,3 +172,32 @@ def test_predict_shows_the_classes_of_samples_without_labels() -> None:
     line = next(line for line in shown.stdout.splitlines() if line.startswith("classes: "))
     assert len(line.removeprefix("classes: ").split(", ")) == 3
     assert len(json.loads(call("predict", "model.tern", "--data", "some.npy", "--json").stdout)["classes"]) == 3
+
+
+class TestTheServersDefaults:
+    @pytest.fixture
+    def plans(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """What servers would have done."""
+        seen: list[Any] = []
+
+        def serve(plan: Any, *_: object) -> None:
+            seen.append(plan)
+            raise ValueError("far enough")
+
+        monkeypatch.setattr("ternfed.engines.flower.deploy.serve", serve)
+        return seen
+
+    def test_are_the_same_by_hand_as_on_one_machine_and_the_clients_are_those_with_keys(self, plans: list[Any]) -> None:
+        make_certificates(Path("certs"), [], 3)
+        call("server", "--local", "3")
+        call("server", "--certs", "certs")
+        local, by_hand = (plan.experiment for plan in plans)
+        assert by_hand == local
+        assert (by_hand.federation.clients, by_hand.federation.participation) == (3, 1.0)
+
+    def test_an_experiment_that_says_how_many_clients_there_are_is_believed(self, plans: list[Any]) -> None:
+        make_certificates(Path("certs"), [], 3)
+        Path("mine.toml").write_text("[federation]\nclients = 2\n")
+        call("server", "mine.toml", "--certs", "certs")
+        call("server", "mine.toml", "--certs", "certs", "--clients", "1")
+        assert [plan.experiment.federation.clients for plan in plans] == [2, 1]
