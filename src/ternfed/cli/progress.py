@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +33,9 @@ WARNED = "frozen"
 """A progress line's word for trits that do not move."""
 SILENCE = 60.0
 """Seconds without a line after which one tells how far a long round is."""
+
+RECENT = 10
+"""Rounds that tell how long the next ones will take."""
 
 Style = Literal["bar", "lines", "json", "quiet"]
 
@@ -64,6 +69,7 @@ class Shown:
         `warns` tells of the rounds so far what to be warned of: the line says so, and the sentence follows at the end.
         """
         warned, start, done = False, time.monotonic(), 0
+        recent: deque[float] = deque(maxlen=RECENT)
         with _bars(self.style != "bar") as progress:
             task = progress.add_task(self.label, total=self.total, completed=len(self._seen), facts=self._facts)
             self._bar = (progress, task) if self.style == "bar" else None
@@ -75,8 +81,9 @@ class Shown:
                 self._facts = round_facts(record, record.score, self._up, self._down)
                 self._facts += f", {WARNED}" if warned else ""
                 self._inside = ""
-                each = (time.monotonic() - start) / done
-                self._round(record, each * (self.total - record.round))
+                # What waiting for clients before the first round took says nothing of the rounds to come.
+                recent.append(sum(record.seconds.values()) or (time.monotonic() - start) / done)
+                self._round(record, statistics.median(recent) * (self.total - record.round))
                 yield record
         self._bar = None
 

@@ -57,8 +57,11 @@ MODEL = "server/weights/"
 
 FILES = (
     "config.toml", "environment.json", "rounds.jsonl", "timing.jsonl", "state.safetensors", "last.safetensors",
-    "best.safetensors", "partition.json", "summary.json", "live.json", "track.json",
+    "best.safetensors", "partition.json", "summary.json",
 )  # fmt: skip
+
+BESIDE = ("live.json", "track.json")
+"""What may lie there while it runs, or because a tracker was asked for."""
 
 LOOKS = 5
 """So often is a lock asked for again that another process may hold for the blink of an eye."""
@@ -270,7 +273,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         try:
-            for name in FILES:
+            for name in (*FILES, *BESIDE):
                 (self.path / name).unlink(missing_ok=True)
                 (self.path / f"{name}.part").unlink(missing_ok=True)
         except OSError as error:
