@@ -150,7 +150,8 @@ def test_runs_without_layers_partition_and_seconds_lack_only_those_figures(tmp_p
     text = "".join(json.dumps({k: v for k, v in line.items() if k != "layer_bits"}) + "\n" for line in lines)
     (path / "rounds.jsonl").write_text(text)
     figures = write_report([path], tmp_path / "out", rows={}).figures
-    assert set(figures) == {"convergence-digits-mlp-12-12-12-12-12-iid", "changed-trits", "strategies"}
+    network = "digits-mlp-12-12-12-12-12-iid"
+    assert set(figures) == {f"convergence-{network}", f"loss-{network}", "changed-trits", "strategies"}
 
 
 def test_folders_with_hardly_a_round_make_a_page(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ class TestCommand:
         assert result.exit_code == 0, result.output
         assert "page.md: ablation: no run belongs to this table" in result.output.replace("\n", "")
         text = page.read_text()
-        assert text.startswith("before\n\n<!-- report: summary -->\n\n| data | model |")
+        assert text.startswith("before\n\n<!-- report: summary -->\n\n| run | data | model |")
         assert "| Digits, IID |" in text
 
     @pytest.mark.parametrize("wrong", ["folder", "empty", "table", "page", "out"])
