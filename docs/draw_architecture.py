@@ -20,7 +20,8 @@ BANDS = (
     ("what is asked, what is kept", "experiment runs"),
     ("one round", "round"),
     ("who carries the bytes", "engines"),
-    ("what is made of it", "edge plan paper report"),
+    ("what is made of it", "edge plan paper"),
+    ("how it is seen", "track watch report"),
     ("measured and called", "bench cli"),
 )
 """The rooms of the table, in its order, in groups."""
@@ -38,6 +39,8 @@ INSIDE = {
     "edge": "ONNX · .tern · predict",
     "plan": "costs before training",
     "paper": "rows · numbers · reproduce",
+    "track": "TensorBoard · MLflow",
+    "watch": "live page · metrics",
     "report": "tables · figures · page",
     "bench": "both sides in one run",
     "cli": "the verbs",

@@ -29,6 +29,18 @@ def write_atomically(path: Path, data: bytes, *, lasting: bool = True) -> None:
     part.replace(path)
 
 
+def check_writable(path: Path) -> None:
+    """ValueError with one sentence where a file cannot be written there: to be asked before hours of work."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(None, "Is a directory")
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written ({error.strerror}); name another place") from error
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A stream whose content becomes the file in the end, nothing after an error.

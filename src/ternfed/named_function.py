@@ -9,8 +9,14 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+LIBRARIES = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib"))
+OURS = Path(__file__).parent
 
 CODE = (("data", "dataset"), ("task", "name"), ("model", "name"), ("algorithm", "name"), ("federation", "aggregate"))
 """The settings of an experiment that may name code: (section, key)."""
@@ -79,3 +85,23 @@ def check_code(table: Mapping[str, Any], allowed: Collection[str], where: str) -
                 f'{key} = "{name}": {where} names code, which does not run unless you allow it; '
                 f"give --allow {module} where you trust that module"
             )
+
+
+def users_line(error: BaseException, skip: int = 0) -> str | None:
+    """`own.py, line 12`: the last line of a user's own code that an error came through; None where it met none.
+
+    `skip` frames at the top are not looked at.
+    """
+    place, seen = None, error
+    while seen is not None:
+        for frame in traceback.extract_tb(seen.__traceback__)[skip if seen is error else 0 :]:
+            file = Path(frame.filename)
+            if file.is_file() and not any(file.is_relative_to(known) for known in (*LIBRARIES, OURS)):
+                place = f"{_short(file)}, line {frame.lineno}"
+        seen = seen.__cause__  # type: ignore[assignment]
+    return place
+
+
+def _short(file: Path) -> Path:
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file

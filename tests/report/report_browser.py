@@ -33,7 +33,13 @@ class Browser:
         self.session = session
 
     def open(self, path: Path) -> None:
-        _call(f"{self.session}/url", {"url": path.resolve().as_uri()})
+        self.visit(path.resolve().as_uri())
+
+    def open_again(self) -> None:
+        _call(f"{self.session}/refresh", {})
+
+    def visit(self, address: str) -> None:
+        _call(f"{self.session}/url", {"url": address})
 
     def run(self, script: str) -> Any:
         """What a JavaScript function's body returns."""
@@ -46,6 +52,14 @@ class Browser:
     def resize(self, width: int, height: int) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+
+    def prefer(self, scheme: str) -> None:
+        """What a reader has chosen: `light` or `dark`."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self._devtools("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    def cookies(self) -> list[Any]:
+        return list(self._devtools("Network.getAllCookies", {})["cookies"])
 
     def printed(self) -> bytes:
         """The page as a PDF, on the paper that its style asks for."""

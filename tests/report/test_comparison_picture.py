@@ -45,7 +45,7 @@ def test_where_trits_travel_a_third_panel_shows_how_many_flipped(tmp_path: Path)
     runs = {"FedAvg": rounds(0.9), "T-FedAvg": rounds(0.8, 0.25), "T-FedAvg, frozen": rounds(0.7, 0.0)}
     with_trits = comparison_picture(runs, tmp_path / "a.svg").read_text()
     without = comparison_picture({"FedAvg": rounds(0.9)}, tmp_path / "b.svg").read_text()
-    assert ">trits that flipped (%)</text>" in with_trits
+    assert ">trits that flipped (%), log scale</text>" in with_trits
     assert "flipped" not in without
     assert with_trits.count('id="axes_') == without.count('id="axes_') + 1
     # The control has its algorithm's colour and a line of its own: three panels each.

@@ -26,7 +26,18 @@ from torch import Tensor
 import ternfed.runs.environment
 from ternfed.experiment.experiment import Experiment
 from ternfed.runs.environment import environment
-from ternfed.runs.folder import FILES, MODEL, Resumed, Round, RunError, RunFolder, best_round, read_run, summarise
+from ternfed.runs.folder import (
+    FILES,
+    MODEL,
+    Resumed,
+    Round,
+    RunError,
+    RunFolder,
+    best_round,
+    leaving_nothing,
+    read_run,
+    summarise,
+)
 
 LASTING = ("config.toml", "rounds.jsonl", "state.safetensors", "last.safetensors", "best.safetensors")
 """The same bytes for the same experiment."""
@@ -664,3 +675,56 @@ def test_a_summary_is_json_even_when_training_diverged_or_nothing_travelled() ->
     rounds = [record(1, score=math.nan, bytes_up=0, bytes_down=0, bits_per_weight_up=None)]
     found = json.loads(json.dumps(summarise(rounds, EXPERIMENT), allow_nan=False))
     assert (found["accuracy"], found["compression_up"], found["bits_per_weight_up"]) == (None, None, None)
+
+
+class TestWarningsAtTheEnd:
+    COUNTS = ((60, 40), (40, 20))
+    """Two clients, two classes: always naming the first is right for 62.5% of the samples."""
+
+    def warnings(self, *rounds: Round, counts: object = COUNTS) -> list[str]:
+        found = summarise(rounds, EXPERIMENT, class_counts=counts)["warnings"]  # type: ignore[arg-type]
+        assert isinstance(found, list)
+        return found
+
+    def test_a_run_that_ends_at_chance_is_told(self) -> None:
+        (sentence,) = self.warnings(record(1, score=0.9), record(2, score=0.63))
+        assert "ends at chance: 63.0%" in sentence
+        assert "62.5%" in sentence
+        assert self.warnings(record(1, score=0.7)) == []
+        assert self.warnings(record(1, score=0.1), counts=None) == []
+        assert self.warnings(record(1, score=0.1, metric="mse", higher_is_better=False, percent=False)) == []
+
+    def test_a_model_without_finite_numbers_is_told(self) -> None:
+        (sentence,) = self.warnings(record(1, score=0.9, loss=math.nan))
+        assert "training diverged" in sentence
+
+    def test_clients_that_diverged_are_counted(self) -> None:
+        reasons = ("client 2: a.weight holds NaN or infinity and cannot be averaged", "client 3: did not answer")
+        (sentence,) = self.warnings(record(1, score=0.9, clients=10, dropped=reasons))
+        assert sentence.startswith("1 of 10 uploads did not count because training diverged")
+
+    def test_many_uploads_that_did_not_count_are_told_and_few_are_not(self) -> None:
+        late = "client 3: did not answer within 600 s"
+        assert self.warnings(record(1, score=0.9, clients=10, dropped=(late,))) == []
+        (sentence,) = self.warnings(record(1, score=0.9, clients=10, dropped=(late,) * 3))
+        assert sentence == f"3 of 10 uploads did not count (the first: {late})"
+
+
+def test_a_start_that_fails_leaves_no_folder_behind_and_one_that_succeeded_does(tmp_path: Path) -> None:
+    new = tmp_path / "runs" / "new"
+
+    def start(path: Path, *, well: bool) -> None:
+        with leaving_nothing(path) as started:
+            path.mkdir(parents=True, exist_ok=True)
+            if well:
+                started()
+            raise RuntimeError
+
+    for well in (False, True):
+        with pytest.raises(RuntimeError):
+            start(new, well=well)
+        assert new.exists() == well
+    assert tmp_path.exists()
+    with pytest.raises(RuntimeError):
+        start(tmp_path, well=False)  # it was there before
+    assert new.exists()

@@ -17,12 +17,12 @@ Anything = TypeVar("Anything")
 Repeats = Annotated[int, typer.Option("--rounds", min=3, help="Measurements of each side.")]
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verbs to a command line."""
     bench = typer.Typer(help="Benchmarks: ratios measured side by side in one run.", no_args_is_help=True)
     for verb in VERBS:
         bench.command()(verb)
-    app.add_typer(bench, name="bench")
+    app.add_typer(bench, name="bench", rich_help_panel=panel)
 
 
 def step(repeats: Repeats = 41) -> None:

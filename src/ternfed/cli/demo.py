@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from ternfed.data.sets import load
-from ternfed.engines.simulate import play
-from ternfed.experiment.experiment import Experiment
-from ternfed.round.federation import open_federation
-from ternfed.runs.folder import Round
+import typer
+
+from ternfed.cli import terminal
+from ternfed.cli.options import Json
+from ternfed.cli.progress import Shown
+from ternfed.cli.terminal import answered
+
+if TYPE_CHECKING:
+    from ternfed.experiment.experiment import Experiment
+    from ternfed.runs.folder import Round
 
 SETTINGS = (
     "data.dataset=digits",
@@ -37,8 +44,45 @@ they cannot change a decision."""
 
 def play_demo(*settings: str) -> Iterator[tuple[str, Experiment, Iterator[Round]]]:
     """(name, experiment, its rounds) of each algorithm, on the same data from the same first weights."""
+    from ternfed.data.sets import load
+    from ternfed.engines.simulate import play
+    from ternfed.experiment.experiment import Experiment
+    from ternfed.round.federation import open_federation
+
     data = load("digits")
     for name, own in ALGORITHMS.items():
         experiment = Experiment.from_toml("", [*SETTINGS, *own, *settings])
         federation = open_federation(experiment, data)
         yield name, experiment, (record for _, record in play(federation))
+
+
+def add_to(app: typer.Typer, panel: str) -> None:
+    """Add the verb to a command line."""
+    app.command(rich_help_panel=panel)(demo)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo"),
+    as_json: Json = False,
+) -> None:
+    """FedAvg, FedPAQ, T-FedAvg and its control on handwritten digits: 20 clients of two classes, under a minute."""
+    with answered():
+        from ternfed.files import check_writable
+        from ternfed.report import comparison_picture
+        from ternfed.report.extra import needed
+        from ternfed.runs.folder import summarise
+
+        needed("matplotlib")  # before anything is trained
+        check_writable(out / "demo.png")
+        runs, summaries = {}, {}
+        for name, experiment, rounds in play_demo():
+            shown = Shown(experiment.federation.rounds, f"{name:8}", "quiet" if as_json else "bar")
+            runs[name] = list(shown.follow(rounds))
+            summaries[name] = summarise(runs[name], experiment)
+        picture = comparison_picture(runs, out / "demo.png", "Digits, 20 clients, two classes each")
+        if as_json:
+            terminal.print_json({**summaries, "picture": str(picture)})
+        else:
+            measure = next(iter(runs.values()))[-1].measure
+            terminal.out.print(terminal.summary_table(summaries, measure))
+            terminal.out.print(f"The picture is {picture}")

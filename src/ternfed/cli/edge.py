@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.progress import track
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from ternfed.edge import Inspection
 
 
-def add_to(app: typer.Typer) -> None:
+SHOWN = 20
+"""Predictions of samples without labels that a terminal shows."""
+
+
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verbs to a command line."""
     for verb in (export, predict, inspect):
-        app.command()(verb)
+        app.command(rich_help_panel=panel)(verb)
 
 
 def export(
@@ -64,10 +68,12 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict with an exported model: accuracy, milliseconds per sample, predictions as CSV or JSON."""
-    from ternfed.edge import open_model, samples_for, summarise, write_predictions
+    from ternfed.edge import check_predictions_file, open_model, samples_for, summarise, write_predictions
     from ternfed.edge import predict as predictions
 
     with answered():
+        if out is not None:
+            check_predictions_file(out)
         opened = open_model(model, threads=threads, allow=allow or ())
         samples, labels = samples_for(opened.facts, data, opened.task, allow or ())
         batches = predictions(opened, samples, labels, batch=batch)
@@ -77,12 +83,14 @@ def predict(
         if out is not None:
             write_predictions(out, result, labels)
         measure = result.task.metric.measure
-        value = {
+        value: dict[str, Any] = {
             measure.name: result.score,
             "milliseconds": result.milliseconds,
             "samples": len(samples),
             "predictions": None if out is None else str(out),
         }
+        if labels is None and out is None:
+            value[result.task.words[1]] = result.predictions.tolist()
         if as_json:
             terminal.print_json(value)
             return
@@ -90,6 +98,11 @@ def predict(
         if result.score is not None:
             score = f"{measure.name} {measure.scaled(result.score):.4g}{'%' if measure.percent else ''}, "
         terminal.out.print(f"{len(samples)} samples: {score}{result.milliseconds:.3f} ms per sample", highlight=False)
+        if labels is None and out is None:
+            first = ", ".join(map(str, result.predictions[:SHOWN].tolist()))
+            more = f", … (--out keeps all {len(samples)})" if len(samples) > SHOWN else ""
+            line = terminal.plain(f"{result.task.words[1]}: {first}{more}")
+            terminal.out.print(line, highlight=False, soft_wrap=True)
         if out is not None:
             terminal.out.print(f"The predictions are in {out}", highlight=False)
 

@@ -1,41 +1,63 @@
-"""The verbs of the real network: `certs init`, `server`, `client`."""
+"""The verbs of the real network: `certs init`, `certs add`, `server`, `client`."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import signal
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ternfed.cli import terminal
-from ternfed.cli.options import Allow
+from ternfed.cli.options import (
+    BOUNDS,
+    FOLDER,
+    NETWORK,
+    ROUNDS,
+    Allow,
+    DataDir,
+    Json,
+    LogJson,
+    Metrics,
+    Settings,
+    Track,
+    Watch,
+)
+from ternfed.cli.progress import Shown, style_of
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
     from ternfed.experiment.experiment import Experiment
+    from ternfed.track.tracker import Trackers
 
-LOCAL = ("federation.participation=1.0", "federation.rounds=10")
-"""What a local try without an experiment of its own differs in from the defaults of the digits."""
+DEFAULTS = ("federation.participation=1.0", "federation.rounds=10")
+"""What a server without an experiment of its own differs in from the defaults of the digits, local or not."""
 
 GOES_ON = "a server is resumed by --resume, a client by starting it again"
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verbs to a command line."""
-    certs = typer.Typer(help="Certificates of a federation: its own authority, one key pair per client.")
+    certs = typer.Typer(
+        help="Certificates of a federation: its own authority, one key pair per client.", no_args_is_help=True
+    )
     certs.command("init")(certs_init)
-    app.add_typer(certs, name="certs")
-    app.command()(server)
-    app.command()(client)
+    certs.command("add")(certs_add)
+    app.add_typer(certs, name="certs", rich_help_panel=panel)
+    app.command(rich_help_panel=panel)(server)
+    app.command(rich_help_panel=panel)(client)
+
+
+Folder = Annotated[Path, typer.Argument(help="The folder of the certificates and keys.")]
 
 
 def certs_init(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the certificates and keys.")],
+    folder: Folder,
     host: Annotated[
         list[str] | None, typer.Option(help="A name or address by which clients reach the server; may be repeated.")
     ] = None,
@@ -46,34 +68,70 @@ def certs_init(
 
     with answered():
         make_certificates(folder, host or [], clients)
-    terminal.out.print(
+    _say(
         f"{folder} is ready. It stays on the server. To client i go three files:\n"
-        f"  {folder}/ca.crt  {folder}/client-i  {folder}/client-i.pub",
-        highlight=False,
+        f"  {folder}/ca.crt  {folder}/client-i  {folder}/client-i.pub"
+    )
+
+
+def certs_add(
+    folder: Folder, clients: Annotated[int, typer.Option(min=1, help="How many more clients get a key pair.")] = 1
+) -> None:
+    """Add key pairs for clients that come later; those that are there stay as they are."""
+    from ternfed.engines.flower.certs import add_clients
+
+    with answered():
+        first, last = add_clients(folder, clients)
+    names = f"client {first}" if first == last else f"clients {first} to {last}"
+    _say(
+        f"{folder} has keys for {names} now. To each go {folder}/ca.crt and its own client-i and client-i.pub.\n"
+        "A server that runs does not know them yet; the next one does."
     )
 
 
 def server(
     file: Annotated[Path | None, typer.Argument(help="An experiment as TOML; without it, the digits.")] = None,
-    certs: Annotated[Path | None, typer.Option(help="The folder that `ternfed certs init` made.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="How many clients there are.")] = None,
     local: Annotated[int | None, typer.Option(min=1, help="Try it on this machine alone, with N clients.")] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any.")] = 8443,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds that clients have to answer in a round.")] = 600.0,
-    patience: Annotated[float, typer.Option(min=1, help="Seconds to wait for clients when there are none.")] = 600.0,
-    wait_for: Annotated[int | None, typer.Option(min=1, help="Start with so many clients; else with all.")] = None,
-    least: Annotated[int, typer.Option(min=1, help="Uploads that a round needs.")] = 1,
-    scale_bound: Annotated[float, typer.Option(help="The largest factor of a ternary layer that is accepted.")] = 10.0,
-    weight_bound: Annotated[float, typer.Option(help="The largest weight that is accepted.")] = 100.0,
-    samples_bound: Annotated[int, typer.Option(help="The most samples that a client may claim.")] = 10_000_000,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value; may be repeated.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; else a new one under runs/.")] = None,
-    resume: Annotated[bool, typer.Option(help="Resume the run in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Delete an earlier run in --out.")] = False,
+    certs: Annotated[Path | None, typer.Option(help="The folder that `ternfed certs init` made.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="How many clients there are; else as many as have keys in --certs.")
+    ] = None,
+    settings: Settings = None,
+    data: DataDir = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.", rich_help_panel=NETWORK)] = "0.0.0.0",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any.", rich_help_panel=NETWORK)
+    ] = 8443,
+    deadline: Annotated[
+        float, typer.Option(min=1, help="Seconds that clients have to answer in a round.", rich_help_panel=ROUNDS)
+    ] = 600.0,
+    patience: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait for clients when there are none.", rich_help_panel=ROUNDS)
+    ] = 600.0,
+    wait_for: Annotated[
+        int | None, typer.Option(min=1, help="Start with so many clients; else with all.", rich_help_panel=ROUNDS)
+    ] = None,
+    least: Annotated[int, typer.Option(min=1, help="Uploads that a round needs.", rich_help_panel=ROUNDS)] = 1,
+    scale_bound: Annotated[
+        float, typer.Option(help="The largest factor of a ternary layer.", rich_help_panel=BOUNDS)
+    ] = 10.0,
+    weight_bound: Annotated[float, typer.Option(help="The largest weight.", rich_help_panel=BOUNDS)] = 100.0,
+    samples_bound: Annotated[
+        int, typer.Option(help="The most samples that a client may claim.", rich_help_panel=BOUNDS)
+    ] = 10_000_000,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; else a new one under runs/.", rich_help_panel=FOLDER)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel=FOLDER)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete an earlier run in --out.", rich_help_panel=FOLDER)
+    ] = False,
     allow: Allow = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else there.")] = False,
+    watch: Watch = False,
+    metrics: Metrics = None,
+    track: Track = None,
+    log_json: LogJson = False,
+    as_json: Json = False,
 ) -> None:
     """Wait for clients, run an experiment with them over TLS, and end with a model."""
     with answered(interrupted=GOES_ON):
@@ -81,31 +139,47 @@ def server(
             raise ValueError("--certs DIR is needed, or --local N for a try on this machine")
         if resume and out is None:
             raise ValueError("--resume: --out names the run to resume")
-        given = [*(LOCAL if local and file is None and not resume else ()), *(settings or [])]
-        count = local or clients
-        given += [f"federation.clients={count}"] if count else []
+        from ternfed.cli.watch import watched
         from ternfed.engines.flower.certs import Certificates
         from ternfed.engines.flower.deploy import Plan, serve
         from ternfed.engines.flower.server import ListenAddress, Terms
         from ternfed.experiment.experiment import Experiment
         from ternfed.round.acceptance import Bounds
-        from ternfed.runs.folder import fresh_folder
+        from ternfed.runs.folder import fresh_folder, read_run
         from ternfed.runs.records import warnings_of
+        from ternfed.track.tracker import check_names, tracking
 
+        check_names(track or ())
+        given = [*(DEFAULTS if file is None and not resume else ()), *(settings or [])]
+        count = local or clients
+        if count is None and certs is not None and not _says_clients(file, given, resume):
+            count = Certificates(certs).count()
+        given += [f"federation.clients={count}"] if count else []
         experiment = Experiment.given(file, given, out if resume else None, allow or ())
         _one_thread()
         listen = None if certs is None else ListenAddress(Certificates(certs), host, port)
         terms = Terms(deadline, patience, least, Bounds(scale_bound, weight_bound, samples_bound))
         folder = out or fresh_folder(experiment.name)
         plan = Plan(experiment, folder, listen, terms, wait_for, resume, overwrite, data)
-        total = experiment.federation.rounds
-        _stop_at_sigterm()
-        rounds = serve(plan, _say(as_json))
-        warns = partial(warnings_of, experiment=experiment)
-        for outcome in terminal.show_rounds(rounds, total, experiment.name, quiet=as_json, warns=warns):
-            for reason in (*outcome.dropped, *outcome.capped):
-                _say(as_json)(f"round {outcome.round}: {reason}")
-        _show_end(folder, experiment, as_json)
+        past = read_run(folder).rounds if resume else []
+        shown = Shown(experiment.federation.rounds, experiment.name, style_of(as_json, log_json), past)
+        with ExitStack() as stack:
+            trackers: list[Trackers] = []
+
+            def opened() -> None:  # threads may be started from now on, and the folder is there
+                stack.enter_context(watched(folder, watch, metrics))
+                trackers.append(stack.enter_context(tracking(track or (), folder, experiment.to_table(), past)))
+
+            rounds = serve(plan, shown.say, shown.tell, opened)
+            for outcome in shown.follow(rounds, partial(warnings_of, experiment=experiment)):
+                trackers[0].log(outcome)
+                for reason in (*outcome.dropped, *outcome.capped):
+                    shown.say(f"round {outcome.round}: {reason}")
+            result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            trackers[0].finish(result)
+        _show_end(folder, experiment, result, as_json)
+        for sentence in (*result.get("warnings", ()), *trackers[0].failed):
+            shown.warn(sentence)
 
 
 def client(
@@ -115,9 +189,10 @@ def client(
     data: Annotated[str | None, typer.Option(help="module:function that returns this client's own data.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="A module that the experiment may name.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for what must survive a restart.")] = None,
-    stay: Annotated[bool, typer.Option(help="Wait for another run when one is over.")] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one is over.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads to train with.")] = 1,
     device: Annotated[str, typer.Option(help="Where to train: cpu or cuda.")] = "cpu",
+    log_json: LogJson = False,
 ) -> None:
     """Take part in a federation with this machine's data, until the run is over."""
     with answered(interrupted=GOES_ON):
@@ -136,32 +211,32 @@ def client(
         setup = ClientSetup(index, count, None if data is None else load(data), modules, device)
         folder = state or Path(f"ternfed-client-{index}")
         config = ClientConfig(server, Certificates(certs), setup, folder, stay, threads)
-        _stop_at_sigterm()
-        rounds = run_client(config, _say(False))
-    terminal.err.print(f"The run is over; this client took part {rounds} times.", highlight=False)
+        shown = Shown(0, f"client {index}", style_of(False, log_json))
+        rounds = run_client(config, shown.say)
+    shown.say(f"The run is over; this client took part {rounds} times.")
 
 
-def _show_end(folder: Path, experiment: Experiment, as_json: bool) -> None:
-    import json
+def _says_clients(file: Path | None, given: Sequence[str], resume: bool) -> bool:
+    """Whether the experiment says how many clients there are."""
+    from ternfed.experiment.experiment import read_table
 
+    section = {} if file is None else read_table(file).get("federation", {})
+    written = isinstance(section, dict) and "clients" in section
+    return resume or written or any(setting.startswith("federation.clients=") for setting in given)
+
+
+def _show_end(folder: Path, experiment: Experiment, result: Mapping[str, Any], as_json: bool) -> None:
     from ternfed.runs.folder import read_run
 
-    result = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if as_json:
         terminal.print_json({**result, "run": str(folder)})
         return
     terminal.out.print(terminal.summary_table({experiment.name: result}, read_run(folder).rounds[-1].measure))
-    terminal.out.print(f"The model is {folder}/last.safetensors, the run in {folder}", highlight=False)
-    for sentence in result.get("warnings", ()):
-        terminal.warn(sentence)
+    _say(f"The model is {folder}/last.safetensors, the run in {folder}")
 
 
-def _say(quiet: bool) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        if not quiet:
-            terminal.err.print(terminal.plain(text), highlight=False, soft_wrap=True)
-
-    return say
+def _say(text: str) -> None:
+    terminal.out.print(terminal.plain(text), highlight=False, soft_wrap=True)
 
 
 def _one_thread() -> None:
@@ -169,12 +244,3 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-
-
-def _stop_at_sigterm() -> None:
-    """A stop from outside goes through the `finally` blocks, so that no child process is left."""
-
-    def leave(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, leave)

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what is checked of them."""
+"""Options that several verbs share, the headings that they stand under, and what is checked of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,55 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
-DataDir = Annotated[Path | None, typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.")]
+from ternfed.cli.completion import TRACKERS, keys, one_of
+
+DATA, FEDERATION, TRAINING = "Data and model", "Federation", "Training"
+FOLDER, NETWORK, ROUNDS, BOUNDS = "The run folder", "Network", "Rounds", "What is accepted"
+WATCHING, OUTPUT = "Watching it", "Output"
+"""Headings in a verb's help, in this order."""
+
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON object on standard output and nothing else there.", rich_help_panel=OUTPUT
+    ),
+]
+LogJson = Annotated[
+    bool,
+    typer.Option("--log-json", help="Progress on standard error as one JSON object per line.", rich_help_panel=OUTPUT),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder with the data sets; else $TERNFED_DATA.", rich_help_panel=DATA),
+]
 Allow = Annotated[
     list[str] | None,
     typer.Option("--allow", help="A module of yours whose code a file may name; may be repeated."),
 ]
-Device = Annotated[str, typer.Option(help="Where to train: cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="Where to train: cpu or cuda.", autocompletion=one_of(("cpu", "cuda")))]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="key=value for any setting; overrides the file; may be repeated.", autocompletion=one_of(keys),
+        metavar="KEY=VALUE",
+    ),
+]  # fmt: skip
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Show the run on a live page of this machine.", rich_help_panel=WATCHING)
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        help="PORT or HOST:PORT where Prometheus finds /metrics.", rich_help_panel=WATCHING, metavar="[HOST:]PORT"
+    ),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Log to tensorboard, mlflow, wandb or trackio; may be repeated.", rich_help_panel=WATCHING,
+        autocompletion=one_of(TRACKERS),
+    ),
+]  # fmt: skip
 
 
 def check_device(device: str) -> None:

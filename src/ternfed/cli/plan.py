@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ternfed.cli import terminal
-from ternfed.cli.options import Allow, DataDir, Json
+from ternfed.cli.completion import DATASETS, MODELS, PRESETS, one_of
+from ternfed.cli.completion import algorithms as names
+from ternfed.cli.options import Allow, DataDir, Json, Settings
 from ternfed.cli.terminal import answered, size
 
 if TYPE_CHECKING:
@@ -29,24 +31,35 @@ FLAGS = {
 CASES = ("best", "typical", "worst")
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verb to a command line."""
-    app.command()(plan)
+    app.command(rich_help_panel=panel)(plan)
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A built-in network, module:function, or an experiment as TOML.")],
-    algorithm: Annotated[str | None, typer.Option(help="tfedavg by default; any that `run` takes.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Named settings of the algorithm, for example `paper`.")] = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A built-in network, module:function, or an experiment as TOML.", autocompletion=one_of(MODELS)
+        ),
+    ],
+    algorithm: Annotated[
+        str | None, typer.Option(help="tfedavg by default; any that `run` takes.", autocompletion=one_of(names))
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Named settings of the algorithm, for example `paper`.", autocompletion=one_of(PRESETS)),
+    ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="For the shape of a sample: digits, mnist, shakespeare, own.")
+        str | None,
+        typer.Option(
+            help="For the shape of a sample: digits, mnist, shakespeare, own.", autocompletion=one_of(DATASETS)
+        ),
     ] = None,
     clients: Annotated[int | None, typer.Option(help="N: the number of clients.")] = None,
     participation: Annotated[float | None, typer.Option(help="λ: the share that takes part in each round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value for any setting; overrides the file; may be repeated.")
-    ] = None,
+    settings: Settings = None,
     up: Annotated[float, typer.Option(help="A client's link to the server, Mbit/s.")] = 11.05,
     down: Annotated[float, typer.Option(help="And from the server, Mbit/s.")] = 26.36,
     flips: Annotated[float, typer.Option(help="Share of trits that flip in a typical round.")] = 0.2,

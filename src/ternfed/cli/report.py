@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,9 @@ from ternfed.cli.options import Json
 from ternfed.cli.terminal import answered
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verb to a command line."""
-    app.command()(report)
+    app.command(rich_help_panel=panel)(report)
 
 
 def report(
@@ -31,7 +32,7 @@ def report(
 
     with answered():
         with terminal.err.status("reading and drawing"):
-            written = write_report(runs, out, into or [])
+            written = write_report(runs, out, into or [], made=_made())
         if as_json:
             terminal.print_json({**asdict(written), "page": str(written.page)})
             return
@@ -43,3 +44,12 @@ def report(
         )  # fmt: skip
         for line in written.empty:
             terminal.out.print(f"{line}: no run belongs to this table", highlight=False, soft_wrap=True, markup=False)
+
+
+def _made() -> str:
+    """When a page was made, by which version, from which revision of the sources."""
+    from ternfed.runs.environment import environment
+
+    own = environment()
+    version = " ".join(f"{key} {own[key]}" for key in ("ternfed", "revision") if own[key])
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · {version}"

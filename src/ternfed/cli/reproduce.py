@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ternfed.cli import terminal
+from ternfed.cli.completion import one_of
+from ternfed.cli.completion import rows as row_names
 from ternfed.cli.options import Allow, DataDir, Json
 from ternfed.cli.terminal import answered
 
@@ -22,18 +23,19 @@ if TYPE_CHECKING:
     from ternfed.runs.records import Round
 
 RESULTS = Path("results")
-WIDE = 220
-"""Columns of a table that goes to a file, where nothing needs to be wrapped."""
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verb to a command line."""
-    app.command()(reproduce)
+    app.command(rich_help_panel=panel)(reproduce)
 
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Rows, patterns (mnist-*), tables or figures (iid), or all.")
+        list[str] | None,
+        typer.Argument(
+            help="Rows, patterns (mnist-*), tables or figures (iid), or all.", autocompletion=one_of(row_names)
+        ),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show the rows and how far they are; run nothing.")] = False,
     out: Annotated[Path, typer.Option(help="Where the runs go: OUT/NAME/seed-K.")] = RESULTS,
@@ -75,7 +77,7 @@ def reproduce(
         facts = {"rows": [_plain(each) for each in tallies]}
         terminal.print_json(facts if listing else {**facts, "failed": failed})
     else:
-        _show(_list_table(tallies) if listing else _result_table(tallies))
+        terminal.print_wide(_list_table(tallies) if listing else _result_table(tallies))
         if not listing:
             terminal.out.print(
                 f"The runs are in {out}; `ternfed report {out} --out DIR` makes the page",
@@ -274,7 +276,3 @@ def _spread(mean: float | None, std: float | None) -> str:
 def _seconds(values: Iterable[float]) -> str:
     """FedAvg, CMFL, T-FedAvg."""
     return " / ".join(f"{value:.3g}" for value in values) + " s"
-
-
-def _show(table: Table) -> None:
-    (terminal.out if terminal.out.is_terminal else Console(width=WIDE)).print(table)

@@ -1,8 +1,10 @@
-"""The verbs that train in this process: `run` and `demo`."""
+"""The verb that trains in this process: `run`."""
 
 from __future__ import annotations
 
 import statistics
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ternfed.cli import terminal
-from ternfed.cli.options import Allow, DataDir, Device, Json, check_device
+from ternfed.cli.completion import DATASETS, MODELS, PRESETS, one_of
+from ternfed.cli.completion import algorithms as names
+from ternfed.cli.options import (
+    DATA,
+    FEDERATION,
+    FOLDER,
+    TRAINING,
+    Allow,
+    DataDir,
+    Device,
+    Json,
+    LogJson,
+    Metrics,
+    Settings,
+    Track,
+    Watch,
+    check_device,
+)
+from ternfed.cli.progress import Shown, Style, style_of
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
@@ -38,70 +58,105 @@ FLAGS = {
 GOES_ON = "a run with a folder is resumed by --resume"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verbs to a command line."""
-    for verb in (run, demo):
-        app.command()(verb)
+def add_to(app: typer.Typer, panel: str) -> None:
+    """Add the verb to a command line."""
+    app.command(rich_help_panel=panel)(run)
 
 
 def run(
     file: Annotated[Path | None, typer.Argument(help="An experiment as TOML; without one, all defaults.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="digits, mnist, cifar10 or module:function.")] = None,
     algorithm: Annotated[
         str | None,
         typer.Option(
             help="tfedavg, fedavg, fedpaq, eden, stc, topk, signsgd_ef, fedbat, fedpm, cmfl, fedprox, fedopt, "
-            "centralized or module:function."
+            "centralized or module:function.",
+            autocompletion=one_of(names),
         ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Named settings of the algorithm, for example `paper`.")] = None,
-    model: Annotated[str | None, typer.Option(help="mlp, cnn, resnet18 or module:function.")] = None,
-    clients: Annotated[int | None, typer.Option(help="N: the number of clients.")] = None,
-    participation: Annotated[
-        float | None, typer.Option(help="λ: the share of clients that take part in each round.")
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Named settings of the algorithm, for example `paper`.", autocompletion=one_of(PRESETS)),
     ] = None,
-    classes_per_client: Annotated[int | None, typer.Option(help="N_c: classes per client.")] = None,
-    balance: Annotated[float | None, typer.Option(help="β: median / maximum of the clients' sample counts.")] = None,
-    alpha: Annotated[
-        float | None, typer.Option(help="α of a Dirichlet partition: the smaller, the more unequal.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="E: local epochs per round.")] = None,
-    batch: Annotated[int | None, typer.Option(help="B: local batch size.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Every random draw follows from it.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds, one after another.")] = 1,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value for any setting; overrides the file; may be repeated.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
-    resume: Annotated[bool, typer.Option(help="Resume the run in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Delete an earlier run in --out first.")] = False,
+    settings: Settings = None,
     allow: Allow = None,
-    data: DataDir = None,
     device: Device = "cpu",
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="digits, mnist, cifar10, shakespeare, a folder (text:DIR) or module:function.",
+            rich_help_panel=DATA,
+            autocompletion=one_of(DATASETS),
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="mlp, cnn, resnet18, charlstm, chartransformer or module:function.",
+            rich_help_panel=DATA,
+            autocompletion=one_of(MODELS),
+        ),
+    ] = None,
+    data: DataDir = None,
+    clients: Annotated[int | None, typer.Option(help="N: the number of clients.", rich_help_panel=FEDERATION)] = None,
+    participation: Annotated[
+        float | None,
+        typer.Option(help="λ: the share of clients that take part in each round.", rich_help_panel=FEDERATION),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="The number of rounds.", rich_help_panel=FEDERATION)] = None,
+    classes_per_client: Annotated[
+        int | None, typer.Option(help="N_c: classes per client.", rich_help_panel=FEDERATION)
+    ] = None,
+    balance: Annotated[
+        float | None,
+        typer.Option(help="β: median / maximum of the clients' sample counts.", rich_help_panel=FEDERATION),
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="α of a Dirichlet partition: the smaller, the more unequal.", rich_help_panel=FEDERATION),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="E: local epochs per round.", rich_help_panel=TRAINING)] = None,
+    batch: Annotated[int | None, typer.Option(help="B: local batch size.", rich_help_panel=TRAINING)] = None,
+    rate: Annotated[float | None, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; by default a new one under runs/.", rich_help_panel=FOLDER)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel=FOLDER)] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete an earlier run in --out first.", rich_help_panel=FOLDER)
+    ] = False,
+    watch: Watch = False,
+    metrics: Metrics = None,
+    track: Track = None,
+    log_json: LogJson = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment in this process. Every message is really encoded, every byte counted."""
     flags = locals()
     with answered(interrupted=GOES_ON):
+        from ternfed.cli.watch import watched
         from ternfed.experiment.experiment import Experiment
         from ternfed.runs.folder import fresh_folder
+        from ternfed.track.tracker import check_names
 
         if resume and out is None:
             raise ValueError("--resume: --out names the run to resume")
+        check_names(track or ())
         given = [f"{key}={flags[flag]}" for flag, key in FLAGS.items() if flags[flag] is not None]
         given += [f"seed={seed}"] if seed is not None else []
         resumed = out if resume and seeds == 1 else None
         experiment = Experiment.given(file, [*given, *(settings or [])], resumed, allow or ())
         base = out or fresh_folder(experiment.name)
+        how = How(data, device, overwrite, tuple(track or ()), style_of(as_json, log_json))
         results: list[dict[str, Any]] = []
-        for offset in range(seeds):
-            one = experiment.with_settings([f"seed={experiment.seed + offset}"]) if offset else experiment
-            folder = base if seeds == 1 else base / f"seed-{one.seed}"
-            go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
-            summary, measure = _run_one(one, folder, data, device, go_on, overwrite, as_json)
-            results.append(summary)
+        with watched(base, watch, metrics):
+            for offset in range(seeds):
+                one = experiment.with_settings([f"seed={experiment.seed + offset}"]) if offset else experiment
+                folder = base if seeds == 1 else base / f"seed-{one.seed}"
+                go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
+                summary, measure = _run_one(one, folder, go_on, how, as_json)
+                results.append(summary)
         if as_json:
             terminal.print_json(results[0] if seeds == 1 else _over_seeds(results))
         elif seeds > 1:
@@ -111,30 +166,53 @@ def run(
             terminal.out.print(f"{seeds} seeds: {measure.name} {shown}")
 
 
+@dataclass(frozen=True)
+class How:
+    """What all seeds of a command share."""
+
+    data: Path | None
+    device: str
+    overwrite: bool
+    track: tuple[str, ...]
+    style: Style
+
+
 def _run_one(
-    experiment: Experiment, folder: Path, data: Path | None, device: str, resume: bool, overwrite: bool, quiet: bool
+    experiment: Experiment, folder: Path, resume: bool, how: How, quiet: bool
 ) -> tuple[dict[str, Any], Measure]:
     """One run into one folder, with its progress on standard error: its summary, and how its scores are read."""
     from ternfed.engines.simulate import record_into
     from ternfed.round.federation import open_federation
-    from ternfed.runs.folder import summarise
+    from ternfed.runs.folder import leaving_nothing, summarise
     from ternfed.runs.records import warnings_of
+    from ternfed.track.tracker import tracking
 
-    check_device(device)
-    federation = open_federation(experiment, experiment.load_data(data), device)
+    check_device(how.device)
+    federation = open_federation(experiment, experiment.load_data(how.data), how.device)
     experiment = federation.experiment
-    target, past, coming = record_into(folder, federation, device, resume=resume, overwrite=overwrite)
-    with target, answered(begun=True, interrupted=GOES_ON):
-        total = experiment.federation.rounds
-        warns = partial(warnings_of, experiment=experiment)
-        rounds = [*past, *terminal.show_rounds(coming, total, experiment.name, past, quiet, warns)]
-        summary = summarise(rounds, experiment, str(folder))
-        target.finish({**summary, "run": folder.name})  # the folder may move
+    told: list[Shown] = []
+    with ExitStack() as stack:
+        started = stack.enter_context(leaving_nothing(folder))
+        target, past, coming = record_into(
+            folder, federation, how.device, resume=resume, overwrite=how.overwrite, tell=lambda now: told[0].tell(now)
+        )
+        stack.enter_context(target)
+        told.append(shown := Shown(experiment.federation.rounds, experiment.name, how.style, past))
+        trackers = stack.enter_context(tracking(how.track, folder, experiment.to_table(), past))
+        started()
+        with answered(begun=True, interrupted=GOES_ON):
+            rounds = [*past]
+            for record in shown.follow(coming, partial(warnings_of, experiment=experiment)):
+                trackers.log(record)
+                rounds.append(record)
+            summary = summarise(rounds, experiment, str(folder), federation.class_counts())
+            target.finish({**summary, "run": folder.name})  # the folder may move
+            trackers.finish(summary)
     if not quiet:
         terminal.out.print(terminal.summary_table({experiment.name: summary}, rounds[-1].measure))
         terminal.out.print(f"The run is in {folder}")
-        for sentence in summary["warnings"]:
-            terminal.warn(sentence)
+    for sentence in (*summary["warnings"], *trackers.failed):
+        shown.warn(sentence)
     return summary, rounds[-1].measure
 
 
@@ -149,27 +227,3 @@ def _over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
         "bytes_down": statistics.mean(result["bytes_down"] for result in results),
         "runs": results,
     }
-
-
-def demo(
-    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo"),
-    as_json: Json = False,
-) -> None:
-    """FedAvg, FedPAQ, T-FedAvg and its control on handwritten digits: 20 clients of two classes, under a minute."""
-    from ternfed.cli.demo import play_demo
-    from ternfed.report import comparison_picture
-    from ternfed.runs.folder import summarise
-
-    with answered():
-        runs, summaries = {}, {}
-        for name, experiment, rounds in play_demo():
-            shown = terminal.show_rounds(rounds, experiment.federation.rounds, f"{name:8}", quiet=as_json)
-            runs[name] = list(shown)
-            summaries[name] = summarise(runs[name], experiment)
-        picture = comparison_picture(runs, out / "demo.png", "Digits, 20 clients, two classes each")
-        if as_json:
-            terminal.print_json({**summaries, "picture": str(picture)})
-        else:
-            measure = next(iter(runs.values()))[-1].measure
-            terminal.out.print(terminal.summary_table(summaries, measure))
-            terminal.out.print(f"The picture is {picture}")

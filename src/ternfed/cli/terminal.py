@@ -1,18 +1,19 @@
-"""What the command line shows: a progress bar with the run so far, tables, one-line errors. Nothing else prints."""
+"""What the command line shows: tables, one-line errors; `progress.py` shows rounds. Nothing else prints."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from ternfed.named_function import users_line
 
 if TYPE_CHECKING:
     from ternfed.runs.folder import Round
@@ -20,42 +21,6 @@ if TYPE_CHECKING:
 
 out = Console()
 err = Console(stderr=True)
-
-WARNED = "frozen"
-"""A progress line's word for trits that do not move, the one warning there is (`runs/records.py`)."""
-
-
-def show_rounds(
-    rounds: Iterable[Round],
-    total: int,
-    label: str,
-    past: Sequence[Round] = (),
-    quiet: bool = False,
-    warns: Callable[[Sequence[Round]], Sequence[str]] = lambda rounds: (),
-) -> Iterator[Round]:
-    """Pass the rounds on, with a bar on standard error: the score, bytes up and down, strategy, flips, time left.
-
-    `warns` tells of the rounds so far what to be warned of: then the line says so, and the sentence follows at the end.
-    """
-    columns = (
-        SpinnerColumn(),
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-    )
-    up, down = sum(record.bytes_up for record in past), sum(record.bytes_down for record in past)
-    with Progress(*columns, console=err, disable=quiet, transient=False) as progress:
-        task = progress.add_task(label, total=total, completed=len(past), facts="starting")
-        seen, warned = list(past), False
-        for record in rounds:
-            up, down = up + record.bytes_up, down + record.bytes_down
-            seen.append(record)
-            warned = warned or (record.changed is not None and bool(warns(seen)))
-            facts = round_facts(record, record.score, up, down) + (f", {WARNED}" if warned else "")
-            progress.update(task, completed=record.round, facts=facts)
-            yield record
 
 
 def round_facts(record: Round, score: float, up: int, down: int) -> str:
@@ -82,7 +47,7 @@ def size(count: float) -> str:
 def summary_table(rows: Mapping[str, Mapping[str, Any]], measure: Measure, title: str = "") -> Table:
     """Runs side by side: their scores, bytes, and how they compare with the first."""
     table = Table(title=title or None, title_justify="left")
-    table.add_column("algorithm")
+    table.add_column("run")
     flips = any(row.get("flips_mean") is not None for row in rows.values())
     headings = (measure.name, "uploaded", "downloaded", "bits per weight up", *(["flips"] if flips else []), "seconds")
     for heading in headings:
@@ -107,6 +72,15 @@ def _score(score: float, measure: Measure) -> str:
 
 def _against(count: int, first: int) -> str:
     return size(count) if count == first or not count else f"{size(count)} (1/{first / count:.1f})"
+
+
+WIDE = 220
+"""Columns of a table that goes to a file, where nothing needs to be wrapped."""
+
+
+def print_wide(table: Table) -> None:
+    """A table as wide as the terminal, or as it likes where it goes to a file."""
+    (out if out.is_terminal else Console(width=WIDE)).print(table)
 
 
 def print_json(value: Any) -> None:
@@ -149,16 +123,20 @@ def answered(*, begun: bool = False, interrupted: str = "") -> Iterator[None]:
     """The exit code of every verb: 0; 1 for a run that failed; 2 for wrong input. One sentence for both.
 
     Wrong input is what Python calls ValueError, ImportError or a path that is not there. RuntimeError and other errors
-    of the system are failures; once a run has `begun`, so is everything. TERNFED_TRACEBACK shows where one came from.
+    of the system are failures; once a run has `begun`, so is everything. An error that came through the user's own code
+    is of either kind, and the sentence names the line. TERNFED_TRACEBACK, which `--debug` sets, shows the whole way.
     """
     try:
         yield
     except (typer.Exit, typer.Abort):  # RuntimeErrors to Python
         raise
-    except (ValueError, ImportError, RuntimeError, OSError, MemoryError) as error:
-        if os.environ.get("TERNFED_TRACEBACK"):
+    except Exception as error:
+        place = users_line(error, skip=2)
+        known = isinstance(error, ValueError | ImportError | RuntimeError | OSError | MemoryError)
+        if os.environ.get("TERNFED_TRACEBACK") or not (known or place):
             raise
-        fail(str(error) or type(error).__name__)
+        text = str(error) or type(error).__name__ if known else f"{type(error).__name__}: {error}"
+        fail(text if place is None else f"{text} ({place}; --debug shows the whole way)")
         raise typer.Exit(1 if begun or _is_failure(error) else 2) from error
     except KeyboardInterrupt as error:
         fail(f"interrupted; {interrupted}" if interrupted else "interrupted")

@@ -24,7 +24,7 @@ from ternfed.edge.inputs import ModelError, first_line
 from ternfed.edge.runtime import session
 from ternfed.edge.trained import from_file, task_of
 from ternfed.experiment.experiment import Experiment
-from ternfed.files import facts_of, shown_name
+from ternfed.files import check_writable, facts_of, shown_name
 from ternfed.named_function import check_code
 from ternfed.task import CLASSIFICATION, Task
 
@@ -167,9 +167,17 @@ def summarise(batches: Iterable[Batch]) -> Prediction:
     )
 
 
+def check_predictions_file(path: str | Path) -> None:
+    """ModelError or ValueError where predictions cannot be written there: to be asked before they are made."""
+    if Path(path).suffix not in (".csv", ".json"):
+        raise ModelError(f"{path}: predictions are written as .csv or .json")
+    check_writable(Path(path))
+
+
 def write_predictions(path: str | Path, result: Prediction, labels: Array | None = None) -> None:
     """One row per sample as CSV (index, class, label), or all of it as JSON, by the name of the file."""
     path = Path(path)
+    check_predictions_file(path)
     predictions, (one, several) = result.predictions.tolist(), result.task.words
     known = None if labels is None else labels.tolist()
     if path.suffix == ".json":
@@ -177,8 +185,6 @@ def write_predictions(path: str | Path, result: Prediction, labels: Array | None
         table = {metric: result.score, "milliseconds": result.milliseconds, several: predictions}
         path.write_text(json.dumps(table if known is None else {**table, "labels": known}) + "\n", encoding="utf-8")
         return
-    if path.suffix != ".csv":
-        raise ModelError(f"{path}: predictions are written as .csv or .json")
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(["index", one] if known is None else ["index", one, "label"])

@@ -28,6 +28,7 @@ from ternfed.round.intake import Intake
 from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunError, RunFolder, Saved
+from ternfed.runs.live import ClientState, LiveFile, Moment, Phase, Tell, both, tell_nobody
 from ternfed.task import Task
 from ternfed.training.choose import train_recovering
 
@@ -39,6 +40,9 @@ PARTS = ("model.ternary", "model.trainable", "model.weights")
 CHUNK = 256
 """So many clients are trained, and their models held, at a time."""
 
+SHOWN = 200
+"""Clients of a round whose states are told one by one; of more, the first."""
+
 CHECKPOINT_SECONDS = 10.0
 """A run that is killed loses at most so much work, and a round."""
 
@@ -47,11 +51,11 @@ class DivergedError(RuntimeError):
     """Training ended in NaN or infinity on every client of a round."""
 
 
-def play(federation: Federation, state: State | None = None) -> Iterator[tuple[State, Round]]:
-    """The rounds that are left, one after another."""
+def play(federation: Federation, state: State | None = None, tell: Tell = tell_nobody) -> Iterator[tuple[State, Round]]:
+    """The rounds that are left, one after another; `tell` hears what happens inside one."""
     state = state or federation.open()
     while state.round < federation.experiment.federation.rounds:
-        state, outcome = play_round(federation, state)
+        state, outcome = play_round(federation, state, tell)
         yield state, outcome
 
 
@@ -96,14 +100,16 @@ def federate(
         yield outcome
 
 
-def record(federation: Federation, folder: RunFolder, saved: Saved | None = None) -> Iterator[Round]:
+def record(
+    federation: Federation, folder: RunFolder, saved: Saved | None = None, tell: Tell = tell_nobody
+) -> Iterator[Round]:
     """The rounds that are left, each written to the run folder; checkpoints every few seconds and at the end."""
     frozen, before = federation.network.digest, None
     if saved is not None:
         before = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, frozen)
     last = time.monotonic()
     folder.note_partition(federation.class_counts())
-    for state, outcome in play(federation, before):
+    for state, outcome in play(federation, before, both(LiveFile(folder.path).tell, tell)):
         folder.append(outcome)
         is_best = state.best_round == state.round
         is_last = state.round == federation.experiment.federation.rounds
@@ -114,7 +120,13 @@ def record(federation: Federation, folder: RunFolder, saved: Saved | None = None
 
 
 def record_into(
-    path: Path, federation: Federation, device: str, *, resume: bool = False, overwrite: bool = False
+    path: Path,
+    federation: Federation,
+    device: str,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    tell: Tell = tell_nobody,
 ) -> tuple[RunFolder, list[Round], Iterator[Round]]:
     """A run folder, begun or resumed; the rounds it holds already, and those to come as they are recorded."""
     experiment = federation.experiment
@@ -124,10 +136,10 @@ def record_into(
         if measure not in (None, own):
             folder.close()
             raise RunError(f"{path}: its rounds are scored by {past[-1].metric}, and those to come by {own.name}")
-        return folder, past, record(federation, folder, saved)
+        return folder, past, record(federation, folder, saved, tell)
     size = _checkpoint_bytes(federation)
     folder = RunFolder.create(path, experiment, overwrite=overwrite, checkpoint_bytes=size, device=device)
-    return folder, [], record(federation, folder)
+    return folder, [], record(federation, folder, tell=tell)
 
 
 def _checkpoint_bytes(federation: Federation) -> int:
@@ -139,10 +151,11 @@ def _checkpoint_bytes(federation: Federation) -> int:
     return kept + sum(tensor.nbytes for tensor in pack(state)[0].values())
 
 
-def play_round(federation: Federation, state: State) -> tuple[State, Round]:
+def play_round(federation: Federation, state: State, tell: Tell = tell_nobody) -> tuple[State, Round]:
     """One round: broadcast, local training, uploads, average, update, evaluation."""
     number, clock, traffic = state.round + 1, Clock(), Traffic()
     chosen = federation.chosen(number)
+    inside = _Inside(Moment(number, "broadcast", time.time(), dict.fromkeys(chosen[:SHOWN], "asked")), tell)
     broadcasts = Broadcasts(federation.algorithm, state.server, number, state.broadcasts, state.holders)
     received = _download(broadcasts, chosen, traffic)
     clock.lap("broadcast")
@@ -153,13 +166,31 @@ def play_round(federation: Federation, state: State) -> tuple[State, Round]:
     dropped: dict[int, str] = {}
     waiting = iter(chosen)
     while chunk := list(islice(waiting, CHUNK)):
-        dropped |= _train_and_upload(federation, number, chunk, received, memories, arrived, traffic, clock)
+        dropped |= _train_and_upload(federation, number, chunk, received, memories, arrived, traffic, clock, inside)
     if len(dropped) == len(chosen):
         reason = dropped[chosen[0]]
         raise DivergedError(f"training diverged on every client of round {number} ({reason}); lower training.rate")
     holders = tuple(client for client in chosen if client not in dropped)
     after = RoundOutcome(broadcasts, holders, memories, missing=tuple(dropped), dropped=tuple(dropped.values()))
+    inside.reach("aggregate")
     return conclude(federation, state, finished(federation, state, arrived), traffic, clock, after)
+
+
+class _Inside:
+    """How far a round has come, for who watches."""
+
+    def __init__(self, moment: Moment, tell: Tell) -> None:
+        self._moment, self._tell = moment, tell
+        tell(moment)
+
+    def reach(self, phase: Phase) -> None:
+        self._moment = self._moment.at(phase)
+        self._tell(self._moment)
+
+    def client(self, index: int, state: ClientState) -> None:
+        if index in self._moment.clients:
+            self._moment = self._moment.with_client(index, state)
+            self._tell(self._moment)
 
 
 def _download(broadcasts: Broadcasts, chosen: Sequence[int], traffic: Traffic) -> dict[int, Broadcast]:
@@ -180,6 +211,7 @@ def _train_and_upload(
     arrived: Intake,
     traffic: Traffic,
     clock: Clock,
+    inside: _Inside,
 ) -> dict[int, str]:
     """The clients' halves: start, local training, finish; their uploads go into the aggregation as they arrive.
 
@@ -195,6 +227,7 @@ def _train_and_upload(
         works.append(work)
         prepared.append(memory)
     clock.lap("prepare")
+    inside.reach("train")
     outcomes = train_recovering(federation.trainer, works, federation.algorithm.retries)
     for site, work, started, trained in zip(sites, works, prepared, outcomes, strict=True):
         clock.lap("train")
@@ -207,8 +240,10 @@ def _train_and_upload(
             arrived.add(site.index, meaning)
         except (NonFiniteError, NotSummable, NotFinite, OutOfBounds) as error:
             dropped[site.index] = f"client {site.index}: {error}"
+            inside.client(site.index, "dropped")
             continue
         memories[site.index] = memory
         traffic.add_upload(data, message, federation.algorithm, broadcast)
         clock.lap("upload")
+        inside.client(site.index, "done")
     return dropped

@@ -37,7 +37,18 @@ from ternfed.experiment.sections import (
     TaskSettings,
     TrainingSettings,
 )
-from ternfed.experiment.settings import ExperimentError, Table, convert, either, need, plain, read, shown, write
+from ternfed.experiment.settings import (
+    ExperimentError,
+    Table,
+    convert,
+    either,
+    need,
+    plain,
+    read,
+    shown,
+    suggestion,
+    write,
+)
 from ternfed.named_function import check_code, code_in
 from ternfed.task import CLASSIFICATION, Task
 
@@ -318,6 +329,7 @@ def _read_algorithm(table: Table) -> AlgorithmChoice:
     base = None
     if preset is not None:
         known = f"{either(found.presets)} is allowed" if found.presets else f"{name} has no presets"
+        known += suggestion(preset, found.presets)
         need(isinstance(preset, str) and preset in found.presets, "algorithm.preset", preset, known)
         base = found.presets[preset]
     return AlgorithmChoice(name, preset, read(found.settings, table, "algorithm", base))

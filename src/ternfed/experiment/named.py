@@ -27,7 +27,17 @@ from ternfed.data.images import normalise
 from ternfed.data.values import DataSet
 from ternfed.draws import seed_of
 from ternfed.experiment.checkpoint import load_weights
-from ternfed.experiment.settings import ExperimentError, Table, convert, either, find_function, shown, unknown, write
+from ternfed.experiment.settings import (
+    ExperimentError,
+    Table,
+    convert,
+    either,
+    find_function,
+    shown,
+    suggestion,
+    unknown,
+    write,
+)
 from ternfed.quantize.choice import Choice, NoMatch, NoTernaryLayersError, untrained
 from ternfed.task import TASKS, Task
 
@@ -57,7 +67,9 @@ def find_algorithm(name: str) -> FoundAlgorithm:
     """The algorithm of that name; ExperimentError if there is none, or if what has that name is not one."""
     key = "algorithm.name"
     if ":" not in name and name not in built_in_algorithms():
-        raise ExperimentError(f"{key} = {shown(name)}: {either(built_in_algorithms())} or module:function is allowed")
+        near = suggestion(name, built_in_algorithms())
+        known = f"{either(built_in_algorithms())} or module:function is allowed"
+        raise ExperimentError(f"{key} = {shown(name)}: {known}{near}")
     function = find_function(key, name if ":" in name else f"{algorithms.__name__}.{name}:algorithm")
     try:
         settings = get_type_hints(function).get("settings")
@@ -126,7 +138,8 @@ def check_aggregation(name: str) -> None:
     """Refuse a name that no aggregation rule can have, without importing a user's module."""
     known = ("own", *built_in_aggregations())
     if ":" not in name and name not in known:
-        raise ExperimentError(f"federation.aggregate = {shown(name)}: {either(known)} or module:function is allowed")
+        allowed = f"{either(known)} or module:function is allowed{suggestion(name, known)}"
+        raise ExperimentError(f"federation.aggregate = {shown(name)}: {allowed}")
 
 
 @cache
@@ -153,9 +166,11 @@ def check_task(name: str, metric: str) -> None:
             raise ExperimentError(f"task.metric = {shown(metric)}: has no meaning with {name}, which brings its own")
         return
     if name not in TASKS:
-        raise ExperimentError(f"task.name = {shown(name)}: {either(TASKS)} or module:function is allowed")
+        known = f"{either(TASKS)} or module:function is allowed{suggestion(name, TASKS)}"
+        raise ExperimentError(f"task.name = {shown(name)}: {known}")
     if metric not in TASKS[name]:
-        raise ExperimentError(f"task.metric = {shown(metric)}: {either(TASKS[name])} is allowed with {shown(name)}")
+        known = f"{either(TASKS[name])} is allowed with {shown(name)}{suggestion(metric, TASKS[name])}"
+        raise ExperimentError(f"task.metric = {shown(metric)}: {known}")
 
 
 def _files_with(package: ModuleType, function: str) -> tuple[str, ...]:
@@ -252,7 +267,8 @@ def network_of(
 
 def _network_function(name: str) -> Callable[..., nn.Module]:
     if ":" not in name and name not in NETWORKS:
-        raise ExperimentError(f"model.name = {shown(name)}: {either(NETWORKS)} or module:function is allowed")
+        known = f"{either(NETWORKS)} or module:function is allowed{suggestion(name, NETWORKS)}"
+        raise ExperimentError(f"model.name = {shown(name)}: {known}")
     return find_function("model.name", name if ":" in name else f"ternfed.models:{name}", nn.Module)
 
 

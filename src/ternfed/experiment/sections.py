@@ -16,7 +16,7 @@ from ternfed.data.sets import FOLDERS, is_text
 from ternfed.data.sets import NAMES as DATASETS
 from ternfed.experiment.named import check_aggregation, check_task
 from ternfed.experiment.schedules import Schedule
-from ternfed.experiment.settings import need, shown
+from ternfed.experiment.settings import need, shown, suggestion
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         names = (*(shown(name) for name in DATASETS), *(f"{kind}:FOLDER" for kind in FOLDERS))
-        known = f"{', '.join(names)} or module:function is allowed"
+        known = f"{', '.join(names)} or module:function is allowed{suggestion(self.dataset, DATASETS)}"
         need(self.dataset in DATASETS or ":" in self.dataset, "data.dataset", self.dataset, known)
         need(0 <= self.hold_out < 1, "data.hold_out", self.hold_out, "0 to below 1 is allowed")
         if is_text(self.dataset):

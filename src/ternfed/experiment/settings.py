@@ -96,7 +96,8 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     try:
         return _convert(value, hint)
     except _Mismatch:
-        raise ExperimentError(f"{key} = {shown(value)}: {described(hint)} is allowed") from None
+        near = suggestion(value, _words(hint)) if isinstance(value, str) else ""
+        raise ExperimentError(f"{key} = {shown(value)}: {described(hint)} is allowed{near}") from None
 
 
 def unknown(key: str, value: Any, allowed: Sequence[str], elsewhere: Sequence[str] = ()) -> ExperimentError:
@@ -104,6 +105,12 @@ def unknown(key: str, value: Any, allowed: Sequence[str], elsewhere: Sequence[st
     near = [*_nearest(key, allowed, cutoff=0.6), *_nearest(key, elsewhere, cutoff=0.8)]
     hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(allowed)}"
     return ExperimentError(f"{key} = {shown(value)}: no such setting; {hint}")
+
+
+def suggestion(name: object, allowed: Iterable[Any]) -> str:
+    """`; did you mean "b"?` where one of the allowed names is near the one that was given; else nothing."""
+    near = difflib.get_close_matches(str(name), [str(one) for one in allowed], n=1, cutoff=0.6)
+    return f"; did you mean {shown(near[0])}?" if near else ""
 
 
 def _nearest(key: str, candidates: Sequence[str], cutoff: float) -> list[str]:
@@ -131,6 +138,17 @@ def described(hint: Any) -> str:
         return either([member.value for member in hint])
     words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", NoneType: '"none"'}
     return words.get(hint, str(hint))
+
+
+def _words(hint: Any) -> list[str]:
+    """The words that a setting of this type may be."""
+    if kinds := _kinds(hint):
+        return list(kinds)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return [member.value for member in hint]
+    if get_origin(hint) is Literal:
+        return [word for word in get_args(hint) if isinstance(word, str)]
+    return [word for part in get_args(hint) for word in _words(part)]
 
 
 def either(values: Iterable[Any]) -> str:

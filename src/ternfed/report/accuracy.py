@@ -9,6 +9,7 @@ from ternfed.paper.belonging import apart, belonging
 from ternfed.paper.groups import Group, place
 from ternfed.paper.rows import SHOWN
 from ternfed.report.labels import (
+    Comparison,
     comparison_of,
     data_label,
     distinguish,
@@ -50,11 +51,12 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
     if not chosen:
         return None
     headings = (
-        "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", score_heading(groups), "paper (%)",
+        "run", "data", "model", "clients", "algorithm", "rounds × epochs", "seeds", score_heading(groups), "paper (%)",
         score_heading(groups, "validation"), "up (MB)", "down (MB)", "float32 ÷ up", "float32 ÷ down",
         "bits per ternary weight up", FLIPS, "Strategy I (%)", "skipped (%)",
     )  # fmt: skip
-    rows = tuple(_summary_row(group) for _, group in chosen)
+    names = _names([group for _, group in chosen])
+    rows = tuple(_summary_row(group, names[at]) for at, (_, group) in enumerate(chosen))
     left = len(groups) - len(chosen)
     metric = score_heading(groups)
     known = metric == ACCURACY.measure.heading
@@ -67,17 +69,30 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
         + (f" {left} points of sweeps, of the search and of the ablation have tables of their own." if left else ""),
     )
     links = tuple(anchor(number) for number, _ in chosen)
-    return Sheet("summary", "Summary", headings, rows, texts=5, notes=notes, links=links).without_empty()
+    return Sheet("summary", "Summary", headings, rows, texts=6, notes=notes, links=links).without_empty()
 
 
-def _summary_row(group: Group) -> tuple[str, ...]:
+def _names(groups: Sequence[Group]) -> list[str]:
+    """The algorithm of each group, and what sets it apart from its likes in the same comparison."""
+    names = list(map(method_label, groups))
+    by_place: dict[Comparison, list[int]] = {}
+    for number, group in enumerate(groups):
+        by_place.setdefault(comparison_of(group), []).append(number)
+    for numbers in by_place.values():
+        for at, label in distinguish([groups[number] for number in numbers]).items():
+            names[numbers[at]] = label
+    return names
+
+
+def _summary_row(group: Group, name: str) -> tuple[str, ...]:
     comparison = comparison_of(group)
     one = group.strategy_one()
     return (
+        group.name,
         f"{comparison.data}, {comparison.split}",
         comparison.model,
         comparison.clients,
-        method_label(group),
+        name,
         rounds_label(group),
         seeds_text(group),
         accuracy_text(group),

@@ -20,35 +20,42 @@ def comparison_picture(runs: Mapping[str, Sequence[Round]], path: str | Path, ti
 
     One line per run, as a PNG or whatever the path ends in.
     """
-    measure = next(iter(runs.values()))[0].measure
-    looks, path = _looks(list(runs)), Path(path)
-    flips = {name: [r for r in rounds if r.changed is not None] for name, rounds in runs.items()}
-    longest = max(map(len, runs.values()))
+    path = Path(path)
     with drawing():
-        figure, axes = panels(HEIGHT, 1, 3 if any(flips.values()) else 2)
-        over_rounds, over_bytes = axes[0, :2]
-        over_bytes.sharey(over_rounds)
-        ends = []
-        for name, rounds in runs.items():
-            scores = [shown_score(record) for record in rounds]
-            sent = list(accumulate((record.bytes_up + record.bytes_down) / 1e6 for record in rounds))
-            over_rounds.plot([record.round for record in rounds], scores, **looks[name])
-            over_bytes.plot(sent, scores, **looks[name])
-            ends.append((scores[-1], name, looks[name]["color"]))
-        over_rounds.set(ylabel=f"test {measure.heading}", title=title)
-        by_round(over_rounds, longest)
-        over_bytes.set(xlabel="megabytes sent, both directions", xscale="log")
-        plain_log(over_bytes.xaxis)
-        label_ends(over_rounds, ends, HEIGHT - 0.9)
-        for panel in axes[0, 2:]:
-            for name, rounds in flips.items():
-                shares = [100 * (record.changed or 0.0) for record in rounds]
-                panel.plot([record.round for record in rounds], shares, clip_on=False, **looks[name])
-            by_round(panel, longest)
-            by_share(panel, "trits that flipped (%)")
+        figure = comparison_figure(runs, title)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     return path
+
+
+def comparison_figure(runs: Mapping[str, Sequence[Round]], title: str = "") -> Any:
+    """The same as a figure, to be drawn inside `drawing`."""
+    measure = next(iter(runs.values()))[0].measure
+    looks = _looks(list(runs))
+    flips = {name: [r for r in rounds if r.changed is not None] for name, rounds in runs.items()}
+    longest = max(map(len, runs.values()))
+    figure, axes = panels(HEIGHT, 1, 3 if any(flips.values()) else 2)
+    over_rounds, over_bytes = axes[0, :2]
+    over_bytes.sharey(over_rounds)
+    ends = []
+    for name, rounds in runs.items():
+        scores = [shown_score(record) for record in rounds]
+        sent = list(accumulate((record.bytes_up + record.bytes_down) / 1e6 for record in rounds))
+        over_rounds.plot([record.round for record in rounds], scores, label=name, **looks[name])
+        over_bytes.plot(sent, scores, label=name, **looks[name])
+        ends.append((scores[-1], name, looks[name]["color"]))
+    over_rounds.set(ylabel=f"test {measure.heading}", title=title)
+    by_round(over_rounds, longest)
+    over_bytes.set(xlabel="megabytes sent, both directions, log scale", xscale="log")
+    plain_log(over_bytes.xaxis)
+    label_ends(over_rounds, ends, HEIGHT - 0.9)
+    for panel in axes[0, 2:]:
+        for name, rounds in flips.items():
+            shares = [100 * (record.changed or 0.0) for record in rounds]
+            panel.plot([record.round for record in rounds], shares, clip_on=False, label=name, **looks[name])
+        by_round(panel, longest)
+        by_share(panel, "trits that flipped (%)")
+    return figure
 
 
 def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:

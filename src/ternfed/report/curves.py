@@ -1,4 +1,4 @@
-"""Pictures of accuracy: over rounds and bits, by participation, by unbalancedness."""
+"""Pictures of accuracy and loss: over rounds and bytes, by participation, by unbalancedness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ternfed.paper.belonging import belonging, compared
 from ternfed.paper.groups import Group, shown_score
-from ternfed.paper.numbers import MEGABIT
 from ternfed.report.accuracy import beta, share_of
 from ternfed.report.labels import by_comparison, data_label, distinguish, method_label, model_label, split_label
 from ternfed.report.style import (
@@ -27,7 +26,7 @@ from ternfed.report.style import (
 from ternfed.runs.records import Round
 
 Numbers = NDArray[np.float64]
-BITS = "uploaded so far (Mb = 2²⁰ bits)"
+MEGABYTES = "uploaded so far (megabytes, log scale)"
 HEIGHT = 3.5
 """Inches of a panel."""
 
@@ -52,13 +51,13 @@ def accuracy_curve(group: Group) -> Curve:
 
 
 def uploaded(group: Group) -> Numbers:
-    """Mb uploaded up to each round, the mean over the seeds."""
-    sums: Numbers = np.cumsum(curve(group, lambda record: 8 * record.bytes_up / MEGABIT).mean)
+    """Megabytes uploaded up to each round, the mean over the seeds."""
+    sums: Numbers = np.cumsum(curve(group, lambda record: record.bytes_up / 1e6).mean)
     return sums
 
 
 def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
-    """One picture for each data, model and partition: all algorithms over rounds, and over bits uploaded."""
+    """One picture for each data, model and partition: all algorithms over rounds, and over megabytes uploaded."""
     chosen = [group for group in compared(groups) if group.length > 1]
     comparisons = by_comparison(chosen)
     alone = [group for group in chosen if group.central and not any(group in inside for inside in comparisons.values())]
@@ -71,9 +70,10 @@ def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
         yield _pair(inside, [labels[place] for place in range(len(inside))], f"convergence {title}", section, title)
     if alone:
         figure, axes = panels(HEIGHT)
-        for group in alone:
-            _line(axes[0, 0], np.arange(1, group.length + 1), accuracy_curve(group), colour_of(group.algorithm), "-")
         names = [f"{data_label(group)}, {model_label(group)}" for group in alone]
+        for group, name in zip(alone, names, strict=True):
+            places, colour = np.arange(1, group.length + 1), colour_of(group.algorithm)
+            _line(axes[0, 0], places, accuracy_curve(group), colour, "-", name)
         _over_rounds(axes[0, 0], alone, names, [colour_of(group.algorithm) for group in alone])
         axes[0, 0].set_title("Centralized training")
         caption = f"Test {alone[0].measure.name}."
@@ -82,39 +82,44 @@ def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
 
 def _pair(groups: Sequence[Group], labels: Sequence[str], name: str, section: str, title: str) -> Picture:
     figure, axes = panels(HEIGHT + 0.3, 1, 2, sharey=True, width_ratios=(1, 1))
+    _draw_pair(axes[0], groups, labels, _looks(groups))
+    axes[0, 0].set_title(title)
+    seeds = sorted({len(group.shown) for group in groups})
+    band = " The band is one standard deviation over seeds." if seeds[-1] > 1 else ""
+    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    unfinished = "" if all(group.finished for group in groups) else " Some of these runs are unfinished."
+    what = f"Test {groups[0].measure.name} over rounds and over megabytes uploaded by all clients"
+    caption = f"{what}; {count} seed{'s' * (count != '1')}."
+    return finish(figure, name, section, title, caption + band + unfinished)
+
+
+def _looks(groups: Sequence[Group]) -> list[tuple[str, Any]]:
+    """Colour and dash of each: the colour of its algorithm, and another dash for a second group of it."""
     seen: dict[str, int] = {}
     looks = []
     for group in groups:
         place = seen.setdefault(group.algorithm, 0)
         seen[group.algorithm] += 1
         looks.append((colour_of(group.algorithm), dash_of(group.algorithm, place)))
-    _draw_pair(axes[0], groups, labels, looks)
-    axes[0, 0].set_title(title)
-    seeds = sorted({len(group.shown) for group in groups})
-    band = " The band is one standard deviation over seeds." if seeds[-1] > 1 else ""
-    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    unfinished = "" if all(group.finished for group in groups) else " Some of these runs are unfinished."
-    what = f"Test {groups[0].measure.name} over rounds and over bits uploaded by all clients"
-    caption = f"{what}; {count} seed{'s' * (count != '1')}."
-    return finish(figure, name, section, title, caption + band + unfinished)
+    return looks
 
 
 def _draw_pair(axes: Any, groups: Sequence[Group], labels: Sequence[str], looks: Sequence[tuple[str, Any]]) -> None:
-    """Accuracy over rounds on the first axes, over bits uploaded on the second."""
-    for group, (colour, dash) in zip(groups, looks, strict=True):
+    """Accuracy over rounds on the first axes, over megabytes uploaded on the second."""
+    for group, label, (colour, dash) in zip(groups, labels, looks, strict=True):
         found = accuracy_curve(group)
-        _line(axes[0], np.arange(1, group.length + 1), found, colour, dash)
+        _line(axes[0], np.arange(1, group.length + 1), found, colour, dash, label)
         if not group.central:
-            _line(axes[1], uploaded(group), found, colour, dash)
-    axes[1].set(xlabel=BITS, xscale="log")
+            _line(axes[1], uploaded(group), found, colour, dash, label)
+    axes[1].set(xlabel=MEGABYTES, xscale="log")
     axes[1].tick_params(labelleft=True)
     plain_log(axes[1].xaxis)
     _over_rounds(axes[0], groups, labels, [colour for colour, _ in looks])
 
 
-def _line(panel: Any, places: Any, found: Curve, colour: str, dash: Any) -> None:
+def _line(panel: Any, places: Any, found: Curve, colour: str, dash: Any, name: str) -> None:
     mean, std = found
-    panel.plot(places, mean, color=colour, linestyle=dash)
+    panel.plot(places, mean, color=colour, linestyle=dash, label=name)
     if std is not None:
         panel.fill_between(places, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
@@ -129,16 +134,40 @@ def _over_rounds(panel: Any, groups: Sequence[Group], labels: Sequence[str], col
 
 
 def _limits(means: Sequence[Numbers]) -> tuple[float, float]:
-    """From where every curve has left its first rounds behind, so that the differences are seen, to a bit above."""
-    early = [mean[min(len(mean) - 1, len(mean) // 12)] for mean in means]
-    finite = [value for value in early if np.isfinite(value)] or [0.0]
-    top = max((float(np.nanmax(mean)) for mean in means if np.isfinite(mean).any()), default=100.0)
-    low = max(0.0, min(finite) - 2)
+    """All rounds of every curve, and a bit above and below."""
+    finite = [mean[np.isfinite(mean)] for mean in means if np.isfinite(mean).any()]
+    top = max((float(mean.max()) for mean in finite), default=100.0)
+    low = max(0.0, min((float(mean.min()) for mean in finite), default=0.0) - 2)
     return (low if top - low > 4 else max(0.0, top - 4)), min(100.0, top + max(0.5, 0.04 * (top - low)))
 
 
+def losses(groups: Sequence[Group]) -> Iterator[Picture]:
+    """One picture for each data, model and partition: the loss on test data, and that of the clients' training."""
+    chosen = [group for group in compared(groups) if group.length > 1]
+    comparisons = by_comparison(chosen)
+    for comparison, inside in comparisons.items():
+        several = sum(other[:3] == comparison[:3] for other in comparisons) > 1
+        title = comparison.text() + (f", {comparison.clients}" if several else "")
+        figure, axes = panels(HEIGHT + 0.3, 1, 2)
+        labels, looks = distinguish(inside), _looks(inside)
+        values = ((axes[0, 0], lambda record: record.loss), (axes[0, 1], lambda record: record.train_loss))
+        for panel, value in values:
+            ends = []
+            for place, (group, (colour, dash)) in enumerate(zip(inside, looks, strict=True)):
+                found = curve(group, value)
+                if np.isfinite(found.mean).any():
+                    _line(panel, np.arange(1, group.length + 1), found, colour, dash, labels[place])
+                    ends.append((float(found.mean[-1]), labels[place], colour))
+            by_round(panel, max(group.length for group in inside))
+            label_ends(panel, ends if panel is axes[0, 0] else [], HEIGHT - 0.7)
+        axes[0, 0].set(ylabel="test loss", title=title)
+        axes[0, 1].set(ylabel="training loss")
+        caption = "Loss on test data, and the mean over the clients' last local epochs on their own data."
+        yield finish(figure, f"loss {title}", "Loss", title, caption)
+
+
 def participation(groups: Sequence[Group]) -> Iterator[Picture]:
-    """λ's influence: over rounds and over bits uploaded, one row of panels per partition."""
+    """λ's influence: over rounds and over megabytes uploaded, one row of panels per partition."""
     families: dict[tuple[str, str, str], list[Group]] = {}
     for group in belonging(groups, "participation"):
         if group.length > 1:

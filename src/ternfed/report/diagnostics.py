@@ -44,6 +44,10 @@ def distributions(groups: Sequence[Group]) -> Iterator[Picture]:
     swept = {id(group) for group in belonging(groups, "balance")}
     panes: dict[str, dict[tuple[str, int], NDArray[np.int64]]] = {}
     sizes: dict[str, dict[float, NDArray[np.int64]]] = {}
+    of: dict[str, set[int]] = {}
+    for group in noted:
+        of.setdefault(data_label(group), set()).add(group.runs[0].seed)
+    seeds = {data: " or ".join(map(str, sorted(own))) for data, own in of.items()}
     for group in noted:
         counts = np.array(group.runs[0].partition, dtype=np.int64)
         if counts.ndim != 2 or not counts.size:
@@ -54,7 +58,7 @@ def distributions(groups: Sequence[Group]) -> Iterator[Picture]:
             panes.setdefault(data_label(group), {}).setdefault((split_label(group), len(counts)), counts)
     for data, found in panes.items():
         ordered = dict(sorted(found.items(), key=lambda item: (item[0][0] == "IID", item[0])))
-        yield _distribution(data, ordered)
+        yield _distribution(data, ordered, seeds[data])
     for data, by_beta in sizes.items():
         figure, axes = panels(3.4)
         ends = []
@@ -62,15 +66,15 @@ def distributions(groups: Sequence[Group]) -> Iterator[Picture]:
             colour = shade(place, len(by_beta))
             axes[0, 0].plot(np.arange(1, len(own) + 1), np.maximum(own, 1), color=colour)
             ends.append((max(1.0, float(own[-1])), f"β = {value:g}", colour))
-        axes[0, 0].set(xlabel="client, by size", ylabel="samples", title=data, yscale="log")
+        axes[0, 0].set(xlabel="client, by size", ylabel="samples, log scale", title=data, yscale="log")
         axes[0, 0].set_xlim(0, max(map(len, by_beta.values())))
         plain_log(axes[0, 0].yaxis)
         label_ends(axes[0, 0], ends, 2.5)
-        caption = "Samples per client, largest first (seed 0)."
+        caption = f"Samples per client, largest first (seed {seeds[data]})."
         yield finish(figure, f"sizes {data}", "Data distributions", f"{data}: sizes of unbalanced clients", caption)
 
 
-def _distribution(data: str, panes: dict[tuple[str, int], NDArray[np.int64]]) -> Picture:
+def _distribution(data: str, panes: dict[tuple[str, int], NDArray[np.int64]], seed: str) -> Picture:
     import matplotlib
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
@@ -95,7 +99,7 @@ def _distribution(data: str, panes: dict[tuple[str, int], NDArray[np.int64]]) ->
                 panel.text(column, row, f"{counts[column, row]:,}", ha="center", va="center", fontsize=8, color=ink)
     axes[0, 0].set_ylabel("class")
     figure.colorbar(drawn, ax=axes[0].tolist(), label="samples", pad=0.01, aspect=22).outline.set_visible(False)
-    caption = "How many samples of each class each client holds (seed 0); white: none."
+    caption = f"How many samples of each class each client holds (seed {seed}); white: none."
     return finish(figure, f"distribution {data}", "Data distributions", data, caption)
 
 

@@ -50,7 +50,7 @@ def picture(contest: Contest, labels: Sequence[str], title: str) -> Picture:
         (point, label) for point, label in zip(contest.points, labels, strict=True) if math.isfinite(point.score.mean)
     ]
     low = _low([point for point, _ in drawn])
-    panel.set(xscale="log", xlabel="total megabytes, up and down, over the whole run", title=title)
+    panel.set(xscale="log", xlabel="total megabytes, up and down, over the whole run, log scale", title=title)
     panel.set_ylabel(f"test {measure.heading}")
     anchors = [_draw(panel, point, label, low, point in contest.front) for point, label in drawn]
     left, right = _limits([point.total / 1e6 for point, _ in drawn])

@@ -35,18 +35,20 @@ def page(
     pictures: Iterable[Picture],
     chapters: Iterable[Chapter] = (),
     title: str = "ternfed",
+    made: str = "",
 ) -> str:
     """The whole page. Everything that came out of a folder is escaped, because the templates escape all they get."""
     groups = collected.groups
     runs = [(group, run) for group in groups for run in group.runs]
     sections: dict[str, list[Mapping[str, Any]]] = {}
     for picture in pictures:
-        sections.setdefault(picture.section, []).append(_figure(picture))
+        sections.setdefault(picture.section, []).append(figure_values(picture))
     return (
-        _templates()
+        templates()
         .get_template("page.html")
         .render(
             title=title,
+            made=made,
             counts={
                 "runs": len(runs),
                 "groups": len(groups),
@@ -70,7 +72,7 @@ def page(
                     "title": chapter.title,
                     "reading": chapter.reading,
                     "notes": chapter.notes,
-                    "parts": [{**vars(part), "figure": _figure(part.picture)} for part in chapter.parts],
+                    "parts": [{**vars(part), "figure": figure_values(part.picture)} for part in chapter.parts],
                 }
                 for chapter in chapters
             ],
@@ -80,7 +82,8 @@ def page(
     )
 
 
-def _templates() -> Environment:
+def templates() -> Environment:
+    """The templates, which escape all they get."""
     jinja2 = needed("jinja2")
     found: Environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ternfed.report"),
@@ -101,9 +104,16 @@ def inline(svg: str, name: str, label: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
 
 
-def _figure(picture: Picture) -> Mapping[str, Any]:
+def figure_values(picture: Picture) -> Mapping[str, Any]:
+    """A picture as a template wants it."""
     drawn = needed("markupsafe").Markup(inline(picture.svg, picture.name, picture.title))
-    return {"name": picture.name, "title": picture.title, "caption": picture.caption, "svg": drawn}
+    return {
+        "name": picture.name,
+        "title": picture.title,
+        "caption": picture.caption,
+        "svg": drawn,
+        "curves": picture.curves,
+    }
 
 
 def _place(section: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ class Picture:
     caption: str
     svg: str
     png: bytes
+    curves: str = ""
+    """JSON of the lines that have names, for whoever points at one: where each panel is, and its numbers."""
 
 
 @contextmanager
@@ -78,7 +81,37 @@ def finish(figure: Any, name: str, section: str, title: str, caption: str = "") 
     name = slug(name)
     figure.savefig(png, format="png", dpi=150)
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    return Picture(name, section, title, caption, svg.getvalue().decode(), png.getvalue())
+    return Picture(name, section, title, caption, svg.getvalue().decode(), png.getvalue(), _curves(figure))
+
+
+MOST = 400
+"""Points of a line that can be pointed at; of a longer one, every so many."""
+
+
+def _curves(figure: Any) -> str:
+    """Every panel with named lines: its box as shares of the figure from its upper left corner, limits, and lines."""
+    panels = []
+    for axes in figure.axes:
+        lines = [line for line in axes.lines if not str(line.get_label()).startswith("_") and len(line.get_xdata()) > 1]
+        if not lines:
+            continue
+        box = axes.get_position()
+        shown = []
+        for line in lines:
+            every = -(-len(line.get_xdata()) // MOST)
+            pairs = zip(line.get_xdata()[::every], line.get_ydata()[::every], strict=True)
+            finite = [(float(f"{x:.6g}"), float(f"{y:.6g}")) for x, y in pairs if isfinite(x) and isfinite(y)]
+            shown.append({"name": str(line.get_label()), "colour": str(line.get_color()), "points": finite})
+        panels.append(
+            {
+                "box": [round(share, 5) for share in (box.x0, 1 - box.y1, box.x1, 1 - box.y0)],
+                "x": [float(limit) for limit in axes.get_xlim()],
+                "log": axes.get_xscale() == "log",
+                "of": axes.get_xlabel(),
+                "lines": shown,
+            }
+        )
+    return json.dumps(panels, ensure_ascii=False) if panels else ""
 
 
 def slug(text: str) -> str:
@@ -148,7 +181,7 @@ def by_round(panel: Any, rounds: int) -> None:
 
 def by_share(panel: Any, label: str) -> None:
     """The y axis of a panel that shows shares in percent: logarithmic, down to none at all."""
-    panel.set(ylabel=label)
+    panel.set(ylabel=f"{label}, log scale")
     panel.set_yscale("symlog", linthresh=1e-3, linscale=0.4)
     panel.set_ylim(-2e-4, None)
     plain_log(panel.yaxis)

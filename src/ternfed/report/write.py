@@ -37,12 +37,17 @@ class Written:
 
 
 def write_report(
-    runs: Sequence[Path], out: Path, into: Sequence[Path] = (), rows: Mapping[str, Row] | None = None
+    runs: Sequence[Path],
+    out: Path,
+    into: Sequence[Path] = (),
+    rows: Mapping[str, Row] | None = None,
+    made: str = "",
 ) -> Written:
     """Read run folders and write `out/index.html`, `out/tables.md` and `out/figures`; fill the tables of other pages.
 
-    `rows` are the paper's; those under `experiments/` where none are given. ValueError with one sentence where a folder
-    holds no run or a page names a table that there is not, before anything is written.
+    `made` stands on top of the page: when, and by which version. `rows` are the paper's; those under `experiments/`
+    where none are given. ValueError with one sentence where a folder holds no run or a page names a table that there is
+    not, before anything is written.
     """
     known = _known_rows() if rows is None else rows
     collected = collect(runs, known)
@@ -56,7 +61,7 @@ def write_report(
         empty += [f"{path}: {name}" for name in missing]
     shown = [sheet for sheet in sheets.values() if sheet is not None]
     chapters = [] if chapter is None else [chapter]
-    text = page(collected, shown, pictures, chapters)
+    text = page(collected, shown, pictures, chapters, made=made)
     try:
         _write(out, text, shown, pictures, chapters)
         for path, new in filled.items():
@@ -117,7 +122,7 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
 def all_pictures(collected: Collected) -> Iterator[Picture]:
     """Every figure that the runs have something for, in the order of the page."""
     made = (
-        curves.convergence, curves.participation, curves.balance, diagnostics.distributions,
+        curves.convergence, curves.losses, curves.participation, curves.balance, diagnostics.distributions,
         diagnostics.layers, diagnostics.changed, diagnostics.strategies, diagnostics.seconds,
     )  # fmt: skip
     seen: set[str] = set()

@@ -4,20 +4,21 @@
     environment.json    where it ran                       last.safetensors    the model after the last round
     rounds.jsonl        one record per round               best.safetensors    the model that judged best
     timing.jsonl        seconds of each round              summary.json        the result, when all rounds are done
-    partition.json      classes that each client holds
+    partition.json      classes that each client holds     live.json           what it is doing, while it runs
 
-Everything but timing, environment and summary is the same bytes for the same experiment, resumed or not. A run may be
-killed at any moment: a file is replaced whole or not at all, `state.safetensors` is the one that counts, and `resume`
-brings the others to its round.
+Everything but timing, environment, summary and live.json is the same bytes for the same experiment, resumed or not. A
+run may be killed at any moment: a file is replaced whole or not at all, `state.safetensors` is the one that counts, and
+`resume` brings the others to its round.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,9 @@ __all__ = [
     "RunFolder",
     "RunNotWritten",
     "Saved",
+    "being_written",
     "best_round",
+    "leaving_nothing",
     "read_run",
     "summarise",
 ]
@@ -66,6 +69,12 @@ FILES = (
     "config.toml", "environment.json", "rounds.jsonl", "timing.jsonl", "state.safetensors", "last.safetensors",
     "best.safetensors", "partition.json", "summary.json",
 )  # fmt: skip
+
+BESIDE = ("live.json", "track.json")
+"""What may lie there while it runs, or because a tracker was asked for."""
+
+LOOKS = 5
+"""So often is a lock asked for again that another process may hold for the blink of an eye."""
 
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a damaged file may raise."""
@@ -206,6 +215,7 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The result, when all rounds are done."""
         self._replace("summary.json", json_page(summary))
+        (self.path / "live.json").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let another process have the folder. The end of this one, however it comes, does the same."""
@@ -279,7 +289,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         try:
-            for name in FILES:
+            for name in (*FILES, *BESIDE):
                 (self.path / name).unlink(missing_ok=True)
                 (self.path / f"{name}.part").unlink(missing_ok=True)
         except OSError as error:
@@ -305,6 +315,32 @@ class RunFolder:
         except OSError as error:
             why = f"{name} cannot be written ({error.strerror})"
             raise RunNotWritten(f"{self.path}: {why}; see to it and go on by --resume") from error
+
+
+@contextmanager
+def leaving_nothing(path: Path) -> Iterator[Callable[[], None]]:
+    """A start that fails inside the block leaves no folder behind where there was none.
+
+    What the block gets is to be called when the start has succeeded: from then on the folder stays.
+    """
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    started = False
+
+    def succeed() -> None:
+        nonlocal started
+        started = True
+
+    try:
+        yield succeed
+    except BaseException:
+        if not started and there != path:
+            shutil.rmtree(path, ignore_errors=True)
+            for parent in path.absolute().parents:  # those that were made for it
+                if parent == there.absolute():
+                    break
+                with suppress(OSError):
+                    parent.rmdir()
+        raise
 
 
 def fresh_folder(name: str, under: str | Path = "runs") -> Path:
@@ -371,14 +407,36 @@ def _read_config(path: Path) -> Table:
         raise RunError(f"{path}: config.toml is damaged ({error})") from error
 
 
+def being_written(path: str | Path) -> bool:
+    """Whether a process is writing a run to this folder now."""
+    if fcntl is None:
+        return False
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def _lock(path: Path) -> int | None:
     """The folder, held open and locked; the system lets go of it when the process ends."""
     if fcntl is None:
         return None
     handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise RunError(f"{path}: another process is writing its run there; wait for it or stop it") from error
+    for tries_left in range(LOOKS, -1, -1):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if tries_left:  # `being_written` may be looking at this moment
+                time.sleep(0.02)
+                continue
+            os.close(handle)
+            raise RunError(f"{path}: another process is writing its run there; wait for it or stop it") from error
     return handle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -207,8 +207,16 @@ def _goodness(record: Round) -> float:
     return -math.inf if record.validation is None else record.measure.goodness(record.validation)
 
 
-def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None = None) -> Table:
-    """What a run comes to, as plain values: the object that `ternfed run --json` prints. `run` names its folder."""
+def summarise(
+    rounds: Sequence[Round],
+    experiment: Experiment,
+    run: str | None = None,
+    class_counts: Sequence[Sequence[int]] | None = None,
+) -> Table:
+    """What a run comes to, as plain values: the object that `ternfed run --json` prints. `run` names its folder.
+
+    `class_counts` are the samples of each class on each client, where they are known: they tell what chance is.
+    """
     best = best_round(rounds)
     up, down = (sum(getattr(record, key) for record in rounds) for key in ("bytes_up", "bytes_down"))
     up_fp32, down_fp32 = (sum(getattr(record, f"bytes_{way}_fp32") for record in rounds) for way in ("up", "down"))
@@ -231,7 +239,7 @@ def summarise(rounds: Sequence[Round], experiment: Experiment, run: str | None =
         "flips_last": flips[-1] if flips else None,
         "rounds": len(rounds),
         "seconds": sum(seconds for record in rounds for seconds in record.seconds.values()),
-        "warnings": warnings_of(rounds, experiment),
+        "warnings": [*warnings_of(rounds, experiment), *_end_warnings(rounds, class_counts)],
         **({} if (spent := epsilon(experiment, len(rounds))) is None else {"epsilon": spent}),
         "run": experiment.name if run is None else run,
         "settings": experiment.to_table(),
@@ -253,6 +261,43 @@ def warnings_of(rounds: Sequence[Round], experiment: Experiment) -> list[str]:
         return []
     sentence = unmoved(rounds, experiment.rate_at, experiment.federation.rounds)
     return [] if sentence is None else [sentence]
+
+
+CHANCE = 0.02
+"""An accuracy no more than this above that of always naming the most common class is chance."""
+LOST = 0.25
+"""Where more than this share of the uploads did not count, it is said."""
+
+
+def _end_warnings(rounds: Sequence[Round], class_counts: Sequence[Sequence[int]] | None) -> Iterator[str]:
+    """What can be said of a run only when it is over."""
+    last = rounds[-1]
+    if not (math.isfinite(last.score) and math.isfinite(last.loss)):
+        yield f"the model after round {last.round} gives no finite numbers: training diverged; lower training.rate"
+    elif last.measure == ACCURACY.measure and last.score <= (chance := _chance(class_counts)) + CHANCE:
+        yield (
+            f"the run ends at chance: {100 * last.score:.1f}% on test data, and always naming the most common class of "
+            f"the training data would give {100 * chance:.1f}%"
+        )
+    asked, dropped = sum(record.clients for record in rounds), [why for record in rounds for why in record.dropped]
+    diverged = [reason for reason in dropped if any(word in reason for word in DIVERGED)]
+    if diverged:
+        yield (
+            f"{len(diverged)} of {asked} uploads did not count because training diverged on the client "
+            f"(the first: {diverged[0]}); lower training.rate"
+        )
+    elif len(dropped) > LOST * asked:
+        yield f"{len(dropped)} of {asked} uploads did not count (the first: {dropped[0]})"
+
+
+DIVERGED = ("not finite", "NaN or infinity", "beyond float32", "NotFinite", "NonFinite")
+"""In the reason why an upload did not count: training ended in NaN, infinity or beyond what can be added."""
+
+
+def _chance(class_counts: Sequence[Sequence[int]] | None) -> float:
+    """The share of the most common class; far below 0 where no classes are known."""
+    sums = [sum(column) for column in zip(*(class_counts or ()), strict=False)]
+    return max(sums) / sum(sums) if len(sums) > 1 and sum(sums) else -math.inf
 
 
 def unmoved(rounds: Sequence[Round], rate_at: Callable[[int], float], total: int) -> str | None:

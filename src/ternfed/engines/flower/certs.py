@@ -55,11 +55,26 @@ class Certificates:
     def public_key(self, index: int) -> Path:
         return self.folder / f"client-{index}.pub"
 
+    def count(self) -> int:
+        """So many clients have keys here: client-0.pub, client-1.pub, …"""
+        number = 0
+        while self.public_key(number).is_file():
+            number += 1
+        return number
+
     def need(self, *files: Path) -> None:
-        """NetworkError where a file is missing."""
+        """NetworkError where a file is missing, for the server, which has the authority."""
         for file in files:
             if not file.is_file():
-                raise NetworkError(f"{file}: is missing; make the folder with: ternfed certs init {self.folder}")
+                known = (self.folder / "ca.key").is_file() or self.server.is_file()
+                how = f"add {self.folder}" if known and file.name.startswith("client-") else f"init {self.folder}"
+                raise NetworkError(f"{file}: is missing; make it with: ternfed certs {how}")
+
+    def need_from_server(self, *files: Path) -> None:
+        """NetworkError where a file is missing, for a client, which must not make an authority of its own."""
+        for file in files:
+            if not file.is_file():
+                raise NetworkError(f"{file}: is missing; ask whoever runs the server for it and put it there")
 
     def server_context(self) -> ssl.SSLContext:
         """TLS as the server speaks it."""
@@ -93,6 +108,17 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: int) -> Certi
     for index in range(clients):
         _write_client(made, index)
     return made
+
+
+def add_clients(folder: Path, clients: int) -> tuple[int, int]:
+    """Key pairs for so many more clients, numbered on from those that are there; the first and the last of them."""
+    made = Certificates(folder)
+    if not made.authority.is_file():
+        raise NetworkError(f"{folder}: holds no certificates; make them with: ternfed certs init {folder}")
+    first = made.count()
+    for index in range(first, first + clients):
+        _write_client(made, index)
+    return first, first + clients - 1
 
 
 def public_bytes(file: Path) -> bytes:

@@ -32,6 +32,7 @@ from ternfed.engines.flower.envelope import content, unwrap
 from ternfed.engines.flower.errors import InUse, NetworkError
 from ternfed.engines.flower.knock import knock
 from ternfed.engines.flower.memory import Store
+from ternfed.engines.flower.reachable import telling
 from ternfed.engines.flower.signatures import read_private_key
 from ternfed.engines.flower.told import plain, read_terms
 from ternfed.round.federation import Site
@@ -88,7 +89,7 @@ def run_client(config: ClientConfig, speak: Say) -> int:
     adapter.set_up(config.state / "flower")
     torch.set_num_threads(config.threads)
     certificates, key = config.certificates, config.certificates.client_key(config.setup.index)
-    certificates.need(certificates.authority, key)
+    certificates.need_from_server(certificates.authority, key)
     private_key, context = read_private_key(key), certificates.client_context()
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     adapter.quiet()
@@ -97,11 +98,10 @@ def run_client(config: ClientConfig, speak: Say) -> int:
     def say(text: str) -> None:
         speak(plain(text))
 
+    say(f"connecting to {config.server}")
     while True:
         away = _knock(config.server, context, private_key, say)
-        if away is not None:  # a SuperNode keeps trying
-            say(f"{config.server} does not answer yet ({away}); waiting for it")
-        with _supernode(config, key) as node:
+        with _supernode(config, key) as node, telling(config.server, say, away):  # a SuperNode keeps trying
             is_over = _serve(working, node, say)
             ended = adapter.how_it_ended(node.report)
         if is_over and not config.stay:
@@ -111,7 +111,7 @@ def run_client(config: ClientConfig, speak: Say) -> int:
                 raise NetworkError(f"the SuperNode could not start: {plain(ended.reason)}")
             # A server that was started again turns connections to its predecessor away.
             was = "turned away" if ended.end is adapter.End.TURNED_AWAY else "lost"
-            say(f"the connection was {was}; connecting again")
+            say(f"the connection was {was}; trying again in {AGAIN:g} s")
         time.sleep(AGAIN)
 
 

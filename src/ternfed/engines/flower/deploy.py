@@ -23,9 +23,10 @@ from ternfed.engines.flower.server import (
     wait_for_clients,
 )
 from ternfed.experiment.experiment import Experiment
-from ternfed.experiment.settings import Table, need
+from ternfed.experiment.settings import need
 from ternfed.round.federation import open_federation
-from ternfed.runs.folder import Round, RunFolder, summarise
+from ternfed.runs.folder import Round, RunFolder, leaving_nothing, summarise
+from ternfed.runs.live import LiveFile, Tell, both, tell_nobody
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,20 @@ class Plan:
     """Where data sets lie; else TERNFED_DATA says so."""
 
 
-def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
-    """The rounds that are left, as they are done; the run folder holds them, the model, and `network/`."""
+def serve(
+    plan: Plan, say: Callable[[str], None], tell: Tell = tell_nobody, opened: Callable[[], None] = lambda: None
+) -> Iterator[Round]:
+    """The rounds that are left, as they are done; the run folder holds them, the model, and `network/`.
+
+    `tell` hears what clients are doing. `opened` is called when the server listens: from then on this process may have
+    other threads.
+    """
     adapter.need_flower()
-    adapter.set_up(plan.out / "network" / "flower")
     clients = plan.experiment.federation.clients
     need(clients > 0, "federation.clients", clients, "a deployment needs to know how many there are: --clients N")
     with ExitStack() as stack:
+        started = stack.enter_context(leaving_nothing(plan.out))
+        adapter.set_up(plan.out / "network" / "flower")
         if plan.resume:
             folder, _, past, saved = RunFolder.resume(plan.out, plan.experiment)
         else:
@@ -72,16 +80,15 @@ def serve(plan: Plan, say: Callable[[str], None]) -> Iterator[Round]:
             stack.enter_context(local_clients(plan.experiment, listen, network / "clients", data))
         federation = open_federation(plan.experiment, data)
         connections = stack.enter_context(open_connections(federation, listen, network, run))
+        connections.tell = both(LiveFile(plan.out).tell, tell)
+        opened()
+        started()
         say(f"listening on {listen.host}:{connections.gate.port}")
         if len(past) < plan.experiment.federation.rounds:
-            wait_for_clients(connections, clients if plan.wait_for is None else plan.wait_for, plan.terms, say)
+            wanted = clients if plan.wait_for is None else plan.wait_for
+            wait_for_clients(connections, wanted, plan.terms, say, len(past) + 1)
         rounds = [*past]
         for outcome in record(federation, connections, folder, saved, plan.terms, say):
             rounds.append(outcome)
             yield outcome
-        folder.finish(summary(rounds, plan))
-
-
-def summary(rounds: list[Round], plan: Plan) -> Table:
-    """What the run comes to."""
-    return summarise(rounds, plan.experiment, plan.out.name)
+        folder.finish(summarise(rounds, plan.experiment, plan.out.name, federation.class_counts()))

@@ -77,6 +77,8 @@ class Caller:
     """When it last asked for messages."""
     asking: int = 0
     """Questions that are being held."""
+    is_uploading: bool = False
+    """Its last call sent a part of a reply."""
 
     def is_ready(self) -> bool:
         """Whether it is there and waits for a message."""
@@ -124,6 +126,8 @@ class Door:
     """To be called when a client has sent something that the server may wait for."""
     mail: Mail = field(default_factory=Mail)
     is_closing: bool = False
+    refused: int = 0
+    """Requests that were turned away."""
 
     def close(self) -> None:
         """Answer the questions that are held: there will be no messages."""
@@ -139,6 +143,7 @@ class Door:
         except Gone:
             return
         except Refusal as refusal:
+            self.refused += 1
             log.warning("%s: %d, %s", connection.ends[0], refusal.status, refusal)
             answer = Answer(refusal.status, closes=True)
         except Exception:  # whatever a client sends, the door stays open for the others
@@ -165,6 +170,7 @@ class Door:
         caller = self.callers[signed.client]
         if path == KNOCK:
             return Answer(409 if self.connections.others_of(caller.index, connection) else 200, closes=True)
+        caller.is_uploading = path in (PUSH, PUSH_OBJECT)
         length = read_length(fields, CALLS[path])
         connection.until = time.monotonic() + IDLE
         call = _Call(self, path, await read_body(receive, length), caller, connection, signed, versions(fields))

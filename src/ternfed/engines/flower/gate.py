@@ -121,6 +121,15 @@ class Gate:
         """Whether a client is there and waits for a message."""
         return self.callers[client].is_ready()
 
+    def is_uploading(self, client: int) -> bool:
+        """Whether a client is sending its upload: for who watches, nothing depends on it."""
+        return self.callers[client].is_uploading
+
+    @property
+    def refused(self) -> int:
+        """Requests that were turned away."""
+        return 0 if self._door is None else self._door.refused
+
     def bytes_of(self, client: int) -> Bytes:
         counted = self.callers[client].bytes
         return Bytes(counted.down, counted.up)

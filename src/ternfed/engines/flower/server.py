@@ -19,6 +19,7 @@ from ternfed.engines.flower.envelope import content, unwrap
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.gate import Bytes, Gate
 from ternfed.engines.flower.link import Link, open_link
+from ternfed.engines.flower.moments import moment_of
 from ternfed.engines.flower.uploads import accept
 from ternfed.round.acceptance import Bounds
 from ternfed.round.audit import finished, is_audited
@@ -28,6 +29,7 @@ from ternfed.round.intake import Intake
 from ternfed.round.state import State, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunFolder, Saved
+from ternfed.runs.live import Phase, Tell, tell_nobody
 
 GRACE = 6.0
 """Seconds that a round waits for a client that was there a moment ago to ask for its next message."""
@@ -86,6 +88,8 @@ class Connections:
     """Each client's bytes that were given to rounds before this."""
     answering: set[int] = field(default_factory=set)
     """Clients whose upload counted when they were last asked, in this round or an earlier one."""
+    tell: Tell = tell_nobody
+    """Hears what clients are doing."""
 
     def ready(self) -> list[int]:
         return [client for client in self.link.nodes if self.gate.is_ready(client)]
@@ -127,10 +131,11 @@ def largest_upload(network: Network) -> int:
     return 4 * sum(tensor.nbytes for tensor in network.weights().values()) + (1 << 20)
 
 
-def wait_for_clients(connections: Connections, count: int, terms: Terms, say: Say) -> None:
-    """Until so many clients are there; NetworkError after the patience."""
-    end, seen = time.monotonic() + terms.patience, -1
+def wait_for_clients(connections: Connections, count: int, terms: Terms, say: Say, round: int = 1) -> None:
+    """Until so many clients are there for a round; NetworkError after the patience."""
+    end, seen, began = time.monotonic() + terms.patience, -1, time.time()
     while len(there := connections.ready()) < count:
+        connections.tell(moment_of(connections.gate, connections.link.nodes, round, began, "waiting"))
         if len(there) != seen:
             seen = len(there)
             say(f"{seen} of {len(connections.link.nodes)} clients are there" + (f": {_names(there)}" if there else ""))
@@ -188,7 +193,7 @@ def play_round(
             reasons = "; ".join(attempt.dropped[client] for client in sorted(attempt.dropped))
             raise NetworkError(f"round {state.round + 1} failed {TRIES} times though clients answered: {reasons}")
         say(f"round {state.round + 1}: {len(attempt.holders)} uploads came, {terms.least} are needed; waiting")
-        wait_for_clients(connections, min(terms.least, len(attempt.chosen)), terms, say)
+        wait_for_clients(connections, min(terms.least, len(attempt.chosen)), terms, say, state.round + 1)
 
 
 class _Attempt:
@@ -218,8 +223,18 @@ class _Attempt:
         self._pushed: dict[int, float] = {}
         broadcast = self.broadcasts.given(next(iter(self.broadcasts.groups(self.chosen)))).broadcast
         self.arrived = Intake.of(algorithm, broadcast, federation.registered, len(self.chosen), is_audited(federation))
+        self._began = time.time()
+
+    def _tell(self, phase: Phase) -> None:
+        """Who watches hears what this round's clients are doing."""
+        asked = {client for client, _ in self._pending.values()}
+        gate, clients, known = self.connections.gate, self.connections.link.nodes, self.dropped
+        self.connections.tell(
+            moment_of(gate, clients, self.number, self._began, phase, asked=asked, counted=self.holders, dropped=known)
+        )
 
     def play(self) -> None:
+        self._tell("broadcast")
         self.clock.lap("broadcast")
         ready = self._wait_for_ready()
         self.clock.lap("wait")
@@ -232,10 +247,12 @@ class _Attempt:
             self.connections.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
             for reply in self.connections.link.pull(list(self._pending)):
                 self._take(reply, end)
+            self._tell("train")
         for identity, (client, _) in self._pending.items():
             self.dropped[client] = f"client {client}: did not answer within {self.terms.deadline:g} s"
             self.connections.link.discard([identity, *self.connections.gate.forget(client)])
         self.clock.lap("clients")
+        self._tell("aggregate")
 
     def _wait_for_ready(self) -> set[int]:
         """Who of the chosen is there. One that did not answer when it was last asked is not waited for."""

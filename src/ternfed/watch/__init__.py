@@ -1,0 +1,1 @@
+"""Runs while they run: a live page, and numbers for Prometheus, both read from run folders."""

@@ -1,0 +1,6 @@
+"""The browser of the report's tests serves here too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
