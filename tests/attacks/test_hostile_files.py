@@ -57,7 +57,7 @@ def test_more_tensors_than_any_model_has_are_refused() -> None:
     with pytest.raises(WrongFile, match="is the most"):
         parse_tern(file_of(header))
     with pytest.raises(ImpossibleCount, match="is the most"):
-        parse_tern(b"\xf3TM\x02" + bytes(4) + varint.write(MOST_HEADER + 1))
+        parse_tern(b"\xf3TM\x02" + bytes(4) + varint.write(MOST_HEADER + 1) + bytes(MOST_HEADER + 1))
 
 
 def test_a_section_longer_than_its_slots_can_need_is_not_read(tmp_path: Path) -> None:

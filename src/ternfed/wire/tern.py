@@ -170,10 +170,10 @@ def read_front(data: bytes, size: int | None = None) -> tuple[Schema, dict[str, 
     if len(view) < _FIXED:
         raise Truncated("the file ends within its first eight bytes")
     length, start = varint.read(view, _FIXED)
+    if start + length > size:
+        raise Truncated(f"a header of {length} bytes, {size - start} are left")
     if length > MOST_HEADER:
         raise ImpossibleCount(f"a header of {length} bytes, {MOST_HEADER} is the most")
-    if start + length > len(view):
-        raise Truncated(f"a header of {length} bytes, {len(view) - start} are left")
     text = bytes(view[start : start + length])
     if crc32(text) != int.from_bytes(view[4:_FIXED], "little"):
         raise WrongChecksum("the header changed since it was written")
