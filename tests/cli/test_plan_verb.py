@@ -51,7 +51,7 @@ def test_ones_own_function_and_an_experiment_that_names_it() -> None:
     Path("planned_models.py").write_text(MODULE, encoding="utf-8")
     Path("own.toml").write_text('[model]\nname = "planned_models:small"\nwidth = 32\n', encoding="utf-8")
     by_name = json.loads(planned("planned_models:small", "--json"))
-    by_file = json.loads(planned("own.toml", "--set", "model.width=16", "--json"))
+    by_file = json.loads(planned("own.toml", "--allow", "planned_models", "--set", "model.width=16", "--json"))
     assert by_name == by_file
     assert by_name["ternary"] == 16 * 16
 
