@@ -282,7 +282,7 @@ def test_honest_runs_are_those_of_the_plain_mean_to_the_bit() -> None:
 
 
 def test_a_liar_is_left_out_by_the_audit_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attacks, "ROUNDS", 3)
+    monkeypatch.setattr(attacks, "ROUNDS", 5)
     digits, settings_ = load("digits"), attacks.DATA["N_c = 4"]
     turned = next(attack for attack in attacks.ATTACKS if attack.name == "its change turned round")
     lied_to = attacks.score(digits, (*settings_, *attacks.RULES["mean"]), turned, 0)

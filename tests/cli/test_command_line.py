@@ -74,7 +74,7 @@ class TestCompletion:
         run = command.commands["run"]
         option = next(option for option in run.params if option.name == "algorithm")
         offered = option.shell_complete(click.Context(run), "fedp")
-        assert [item.value for item in offered] == ["fedpaq", "fedprox"]
+        assert [item.value for item in offered] == ["fedpaq", "fedpm", "fedprox"]
 
 
 @pytest.mark.parametrize(

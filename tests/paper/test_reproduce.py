@@ -120,7 +120,7 @@ def row() -> Row:
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["reproduce", "--rows", "rows", *arguments])
+    return CliRunner().invoke(app, ["reproduce", "--rows", "rows", "--allow", "own_blobs", *arguments])
 
 
 def stop_after(number: int) -> Callable[[Round], None]:
@@ -366,7 +366,8 @@ class TestInterruption:
     def running(self) -> Iterator[subprocess.Popen[str]]:
         """The command in a process group of its own, with two jobs that are at work and would be for minutes."""
         Path("rows/long.toml").write_text(row_text(rounds=20_000, dataset="own_blobs:blobs"))
-        command = [sys.executable, "-m", "ternfed", "reproduce", "long", "--rows", "rows", "--jobs", "2"]
+        command = [sys.executable, "-m", "ternfed", "reproduce", "long", "--rows", "rows", "--allow", "own_blobs"]
+        command += ["--jobs", "2"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
             try:
                 wait_until(lambda: all(self.rounds(seed) for seed in (0, 1)))
@@ -392,10 +393,10 @@ class TestInterruption:
     def test_by_ctrl_c_leaves_a_run_that_the_same_command_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         play_round = simulate.play_round
 
-        def interrupted(federation: Federation, state: State) -> tuple[State, Round]:
+        def interrupted(federation: Federation, state: State, *others: Any) -> tuple[State, Round]:
             if state.round == 2:
                 raise KeyboardInterrupt
-            return play_round(federation, state)
+            return play_round(federation, state, *others)
 
         with monkeypatch.context() as patch:
             patch.setattr(simulate, "play_round", interrupted)

@@ -77,7 +77,7 @@ class TestCosts:
         assert 4 * made.numbers < made.traffic.up.worst < 4 * made.numbers + 100
 
     def test_a_broadcast_in_full_precision_counts_where_it_can_come_to_that(self) -> None:
-        trits = ("algorithm.upload=trits", "model.name=resnet18")
+        trits = ("algorithm.upload=trits", "model.name=resnet18", "algorithm.full_at_decay=none")
         off = plan(*trits, "algorithm.judging=off").traffic.down.worst
         for setting in ("algorithm.judging=server", "algorithm.judging=clients"):
             assert plan(*trits, setting).traffic.down.worst > 2 * off

@@ -78,7 +78,7 @@ class TestARegressionFederates:
                 for record in simulate.record(made, folder):
                     if record.round == stop:
                         break
-        folder, _, past, saved = RunFolder.resume(tmp_path / "parts")
+        folder, _, past, saved = RunFolder.resume(tmp_path / "parts", made.experiment)
         assert [record.metric for record in past] == ["mse"] * len(past)
         with folder:
             list(simulate.record(made, folder, saved))
@@ -234,5 +234,5 @@ class TestMeasure:
             {"a": {"mse": 0.25, "bytes_up": 1, "bytes_down": 1, "bits_per_weight_up": None, "seconds": 1.0}},
             REGRESSION.metric.measure,
         )
-        assert [column.header for column in table.columns][:2] == ["algorithm", "mse"]
+        assert [column.header for column in table.columns][:2] == ["run", "mse"]
         assert next(table.columns[1].cells) == "0.25"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ternfed.aggregation import clipped_mean
+from ternfed.aggregation import mean
 from ternfed.aggregation.aggregation import Aggregation, Uploads
 from ternfed.algorithms.optimizers import Optimizer, Sgd
 from ternfed.quantize.choice import Choice, NoTernaryLayersError, ternary_names
@@ -408,7 +408,7 @@ class Algorithm:
     """Server: what an upload stands for, once what its sender's random numbers did to it is undone.
 
     `client` is the sender as `finish` saw it and draws the same numbers; the aggregation gets only what comes out."""
-    aggregate: Aggregation[Any] = field(default_factory=clipped_mean.aggregation)
+    aggregate: Aggregation[Any] = field(default_factory=mean.aggregation)
     """How the uploads of a round become one model."""
     changes: tuple[str, ...] = ()
     """Tensors of an upload that say how far a client moved; the others are its own, to be compared with those of the

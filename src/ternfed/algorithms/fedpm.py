@@ -177,6 +177,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         meaning=meaning,
         update=update,
         reference=reference,
+        changes=tuple(rest_up),
         server_memory=ServerMemory,
         needs_held_out=recounts(settings.statistics, network),
     )

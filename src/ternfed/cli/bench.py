@@ -121,12 +121,11 @@ def fuzz_files(
 ) -> None:
     """Damaged model files, arrays, experiments and run folders must be answered in one sentence."""
     with answered():
-        from typer.main import get_command
+        import click
 
         from ternfed.bench import fuzz_files as bench
-        from ternfed.cli.app import app
 
-        verbs = get_command(app)
+        verbs = click.get_current_context().find_root().command
         _print(bench.table(bench.run(lambda args: verbs.main(args, standalone_mode=False), count, seed, _tell)))
 
 

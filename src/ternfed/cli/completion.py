@@ -9,7 +9,17 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-DATASETS = ("digits", "mnist", "cifar10", "shakespeare", "text:", "arrays:", "parquet:")
+DATASETS = (
+    "digits",
+    "mnist",
+    "cifar10",
+    "shakespeare",
+    "flwrlabs/shakespeare",
+    "flwrlabs/femnist",
+    "text:",
+    "arrays:",
+    "parquet:",
+)
 MODELS = ("mlp", "cnn", "resnet18", "charlstm", "chartransformer")
 TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")
 PRESETS = ("paper", "frozen")

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 DEFAULTS = ("federation.participation=1.0", "federation.rounds=10")
 """What a server without an experiment of its own differs in from the defaults of the digits, local or not."""
 
+RULE = "clipped_mean"
+"""How a server combines uploads unless told: the mean without what is far off, because clients may be others'."""
 GOES_ON = "a server is resumed by --resume, a client by starting it again"
 
 
@@ -152,10 +154,12 @@ def server(
         check_names(track or ())
         given = [*(DEFAULTS if file is None and not resume else ()), *(settings or [])]
         count = local or clients
-        if count is None and certs is not None and not _says_clients(file, given, resume):
+        if count is None and certs is not None and not _says("clients", file, given, resume):
             count = Certificates(certs).count()
         given += [f"federation.clients={count}"] if count else []
         experiment = Experiment.given(file, given, out if resume else None, allow or ())
+        if experiment.privacy.clip is None and not _says("aggregate", file, given, resume):
+            experiment = experiment.with_settings([f"federation.aggregate={RULE}"])
         _one_thread()
         listen = None if certs is None else ListenAddress(Certificates(certs), host, port)
         terms = Terms(deadline, patience, least, Bounds(scale_bound, weight_bound, samples_bound))
@@ -216,13 +220,13 @@ def client(
     shown.say(f"The run is over; this client took part {rounds} times.")
 
 
-def _says_clients(file: Path | None, given: Sequence[str], resume: bool) -> bool:
-    """Whether the experiment says how many clients there are."""
+def _says(key: str, file: Path | None, given: Sequence[str], resume: bool) -> bool:
+    """Whether the experiment says something of its federation: how many clients there are, for example."""
     from ternfed.experiment.experiment import read_table
 
     section = {} if file is None else read_table(file).get("federation", {})
-    written = isinstance(section, dict) and "clients" in section
-    return resume or written or any(setting.startswith("federation.clients=") for setting in given)
+    written = isinstance(section, dict) and key in section
+    return resume or written or any(setting.startswith(f"federation.{key}=") for setting in given)
 
 
 def _show_end(folder: Path, experiment: Experiment, result: Mapping[str, Any], as_json: bool) -> None:

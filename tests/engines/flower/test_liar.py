@@ -22,7 +22,7 @@ from ternfed.wire import Message
 
 SETTINGS = (
     "federation.clients=4", "federation.participation=1", "federation.rounds=1", "training.epochs=1",
-    "algorithm.name=fedavg",
+    "algorithm.name=fedavg", "federation.aggregate=clipped_mean",
 )  # fmt: skip
 LIAR = 2
 
@@ -43,6 +43,10 @@ class Wire:
 
     def __init__(self, sent: dict[int, bytes], order: Sequence[int]) -> None:
         self.sent, self.order = sent, order
+        self.nodes, self.refused = dict.fromkeys(sent, 0), 0
+
+    def is_uploading(self, client: int) -> bool:
+        return False
 
     def push(self, clients: Sequence[int], group: str, records: Any, seconds: float) -> list[str]:
         return [str(client) for client in clients]
@@ -76,7 +80,7 @@ def test_the_same_bits_and_the_same_words_in_any_order(order: tuple[int, ...], m
         message, sender = collect(algorithm, data, broadcast), federation.site(index).client(1)
         here.add(index, accepted(algorithm, federation.network, message, broadcast, sender, Bounds()))
     wire = Wire(sent, order)
-    connections: Any = SimpleNamespace(link=wire, gate=wire, answering=set())
+    connections: Any = SimpleNamespace(link=wire, gate=wire, answering=set(), tell=lambda moment: None)
     attempt = server._Attempt(federation, connections, federation.open(), server.Terms(deadline=5.0), {})
     attempt.play()
     there, expected = attempt.arrived.finish(), here.finish()
@@ -91,7 +95,7 @@ def test_a_refused_upload_is_named_in_dropped(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(adapter, "is_from_flower", lambda reply: False)
     federation = open_digits(Experiment.from_toml("", SETTINGS))
     wire = Wire(uploads_of(federation), range(4))
-    connections: Any = SimpleNamespace(link=wire, gate=wire, answering=set())
+    connections: Any = SimpleNamespace(link=wire, gate=wire, answering=set(), tell=lambda moment: None)
     terms = replace(server.Terms(deadline=5.0), bounds=Bounds(weight=5.0))
     attempt = server._Attempt(federation, connections, federation.open(), terms, {})
     attempt.play()
