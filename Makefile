@@ -68,7 +68,7 @@ bench: $(READY) ## the main benchmarks, as ratios measured in one run
 	$(BIN)/ternfed bench edge
 
 FIGURES := convergence-cifar10-resnet18-iid convergence-cifar10-cnn-iid convergence-cifar10-resnet18-nc5 convergence-mnist-mlp-iid \
-  convergence-mnist-mlp-nc5 participation-mnist-mlp-t-fedavg balance-mnist-mlp distribution-mnist layers-cifar10-resnet18-iid
+  convergence-mnist-mlp-nc5 participation-mnist-mlp-t-fedavg-as-published-preset-paper balance-mnist-mlp distribution-mnist layers-cifar10-resnet18-iid
 
 results: $(READY) ## the tables and figures of the README and of docs/, from the run folders
 	$(BIN)/ternfed report results --out report --into README.md --into docs/results.md --into docs/recipe.md \

@@ -385,7 +385,8 @@ class TestInterruption:
     def is_free(seed: int) -> bool:
         """No process writes there any more, and a run could go on."""
         try:
-            RunFolder.resume(f"results/long/seed-{seed}").folder.close()
+            experiment = find_rows((Path("rows"),), ["own_blobs"])["long"].experiment(seed)
+            RunFolder.resume(f"results/long/seed-{seed}", experiment).folder.close()
         except RunError:
             return False
         return True

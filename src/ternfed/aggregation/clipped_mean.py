@@ -23,7 +23,7 @@ from ternfed.aggregation.aggregation import Aggregation, Start, Uploads, median,
 from ternfed.wire import Message, dense
 
 FACTOR = 3.0
-"""Among honest clients with equal numbers of samples, 2.6 is the most that was seen (docs/security.md)."""
+"""Honest clients rarely differ by more; with two classes per client one in fifty does (docs/security.md)."""
 FAR = 2.0
 MOST_BYTES = 1 << 30
 FEWEST = 3
