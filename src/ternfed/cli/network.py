@@ -16,7 +16,6 @@ import typer
 from ternfed.cli import terminal
 from ternfed.cli.options import (
     BOUNDS,
-    FOLDER,
     NETWORK,
     ROUNDS,
     Allow,
@@ -24,6 +23,9 @@ from ternfed.cli.options import (
     Json,
     LogJson,
     Metrics,
+    Out,
+    Overwrite,
+    Resume,
     Settings,
     Track,
     Watch,
@@ -121,13 +123,9 @@ def server(
     samples_bound: Annotated[
         int, typer.Option(help="The most samples that a client may claim.", rich_help_panel=BOUNDS)
     ] = 10_000_000,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder; else a new one under runs/.", rich_help_panel=FOLDER)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel=FOLDER)] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an earlier run in --out.", rich_help_panel=FOLDER)
-    ] = False,
+    out: Out = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     allow: Allow = None,
     watch: Watch = False,
     metrics: Metrics = None,

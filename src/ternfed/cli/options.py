@@ -40,6 +40,11 @@ Settings = Annotated[
         metavar="KEY=VALUE",
     ),
 ]  # fmt: skip
+Out = Annotated[Path | None, typer.Option(help="The run folder; else a new one under runs/.", rich_help_panel=FOLDER)]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel=FOLDER)]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Delete an earlier run in --out first.", rich_help_panel=FOLDER)
+]
 Watch = Annotated[
     bool, typer.Option("--watch", help="Show the run on a live page of this machine.", rich_help_panel=WATCHING)
 ]

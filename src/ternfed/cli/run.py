@@ -17,7 +17,6 @@ from ternfed.cli.completion import algorithms as names
 from ternfed.cli.options import (
     DATA,
     FEDERATION,
-    FOLDER,
     TRAINING,
     Allow,
     DataDir,
@@ -25,6 +24,9 @@ from ternfed.cli.options import (
     Json,
     LogJson,
     Metrics,
+    Out,
+    Overwrite,
+    Resume,
     Settings,
     Track,
     Watch,
@@ -119,13 +121,9 @@ def run(
     epochs: Annotated[int | None, typer.Option(help="E: local epochs per round.", rich_help_panel=TRAINING)] = None,
     batch: Annotated[int | None, typer.Option(help="B: local batch size.", rich_help_panel=TRAINING)] = None,
     rate: Annotated[float | None, typer.Option(help="Learning rate.", rich_help_panel=TRAINING)] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder; by default a new one under runs/.", rich_help_panel=FOLDER)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.", rich_help_panel=FOLDER)] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an earlier run in --out first.", rich_help_panel=FOLDER)
-    ] = False,
+    out: Out = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     watch: Watch = False,
     metrics: Metrics = None,
     track: Track = None,
