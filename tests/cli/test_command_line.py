@@ -201,3 +201,13 @@ class TestTheServersDefaults:
         call("server", "mine.toml", "--certs", "certs")
         call("server", "mine.toml", "--certs", "certs", "--clients", "1")
         assert [plan.experiment.federation.clients for plan in plans] == [2, 1]
+
+    def test_uploads_that_are_far_off_are_pulled_back_unless_the_experiment_says_how_to_combine_them(
+        self, plans: list[Any]
+    ) -> None:
+        make_certificates(Path("certs"), [], 3)
+        Path("mine.toml").write_text('[federation]\naggregate = "median"\n')
+        call("server", "--local", "3")
+        call("server", "--certs", "certs", "--set", "federation.aggregate=mean")
+        call("server", "mine.toml", "--certs", "certs")
+        assert [plan.experiment.federation.aggregate for plan in plans] == ["clipped_mean", "mean", "median"]
