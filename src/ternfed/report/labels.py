@@ -141,10 +141,14 @@ def point_labels(groups: Sequence[Group]) -> list[str]:
     return [names[place] if labels.count(label) > 1 else label for place, label in enumerate(labels)]
 
 
+SHORT = {"bits_up": "{} up", "bits_down": "{} down", "finest_bits": "steps of {} bits"}
+"""Settings that stand in the name of a point, in fewer words than they are called by."""
+
+
 def setting_label(group: Group, groups: Sequence[Group]) -> str:
     """The algorithm, with its ternary layers and those of its settings that differ among groups of the same algorithm.
 
-    A number always stands there, a word only where it is not the default.
+    A number always stands there, a word only where it is not the default; so do the bits of the finest step.
     """
     alike = [other for other in groups if other.algorithm == group.algorithm]
     parts = [method_label(group)]
@@ -155,7 +159,9 @@ def setting_label(group: Group, groups: Sequence[Group]) -> str:
         if key == "preset" or all(other.setting("algorithm", key) == value for other in alike):
             continue
         words = key.replace("_", " ")
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if key in SHORT:
+            parts += [SHORT[key].format(value)] * (key != "finest_bits" or value != defaults.get(key))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             parts.append(f"{words} {value:g}")
         elif value != defaults.get(key):
             parts.append(_own(value) if isinstance(value, str) else f"{words} {_own(str(value))}")
