@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # One thread per worker: on shared machines a second thread makes small kernels slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow soak flower-versions lint format bench results pictures clean
+.PHONY: help demo test coverage test-slow soak flower-versions lint format bench results pictures clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -27,7 +27,10 @@ $(READY): pyproject.toml
 demo: $(READY) ## the demonstration, under a minute
 	@$(BIN)/ternfed demo
 
-test: $(READY) ## the test suite on two cores, with coverage
+test: $(READY) ## the test suite on two cores
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+coverage: $(READY) ## the same, with the lines that no test reaches; a few minutes longer
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term
 
 test-slow: $(READY) ## the suites that take minutes

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_adapters_learn_what_the_model_could_not_read() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the extra [data]")
     command = [sys.executable, str(ROOT / "examples" / "lora.py"), "2"]

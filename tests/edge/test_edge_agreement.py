@@ -86,6 +86,7 @@ class Wide(nn.Module):
         return result
 
 
+@pytest.mark.slow
 def test_a_users_own_module_with_activations_in_int8_on_all_of_mnists_test_images(
     mnist: DataSet, tmp_path: Path
 ) -> None:
