@@ -31,7 +31,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
 )
 from ternfed.algorithms.fedavg import receive
-from ternfed.algorithms.rest import FINEST, added, bits_of, changes, rounded
+from ternfed.algorithms.rest import FINEST, added, bits_of, changes, check_finest, rounded
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.wire import Message, dense
 
@@ -58,8 +58,7 @@ class Settings:
             bits = getattr(self, key)
             if bits is not None and not 1 <= bits <= 8:
                 raise ValueError(f"{key} = {bits}: 1 to 8 is allowed, or none")
-        if not 2 <= self.finest_bits <= FINEST:
-            raise ValueError(f"finest_bits = {self.finest_bits}: 2 to {FINEST} is allowed")
+        check_finest(self.finest_bits)
 
 
 @dataclass(frozen=True, eq=False)

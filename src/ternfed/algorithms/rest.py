@@ -23,6 +23,12 @@ BUFFER_BITS = 8
 """Of each number of a buffer, unless told: networks divide by BatchNorm's variances, and so few may have many bits."""
 
 
+def check_finest(bits: int) -> None:
+    """ValueError for a `finest_bits` that no grid can have."""
+    if not 2 <= bits <= FINEST:
+        raise ValueError(f"finest_bits = {bits}: 2 to {FINEST} is allowed")
+
+
 def bits_of(names: Iterable[str], network: Network, bits: int | None, buffer_bits: int = BUFFER_BITS) -> dict[str, int]:
     """How many bits each number of these tensors gets; {}: they travel as floats."""
     return {} if bits is None else {name: buffer_bits if name in network.buffers else bits for name in names}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ternfed.algorithms.rest import BUFFER_BITS, FINEST
+from ternfed.algorithms.rest import BUFFER_BITS, FINEST, check_finest
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import FactorGradient, Quantizer, Rule, Scale
 from ternfed.wire import Kind
@@ -138,8 +138,7 @@ class Settings:
             share = getattr(self, key)
             if share is not None and not 0 < share < 1:
                 raise ValueError(f"{key} = {share}: a share between 0 and 1 is needed, or none")
-        if not 2 <= self.finest_bits <= FINEST:
-            raise ValueError(f"finest_bits = {self.finest_bits}: 2 to {FINEST} is allowed")
+        check_finest(self.finest_bits)
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -29,7 +29,10 @@ class Measure(Enum):
     @property
     def way(self) -> Literal["up", "down"] | None:
         """The direction of an aim for bytes."""
-        return {Measure.UPLOADS: "up", Measure.DOWNLOADS: "down"}.get(self)  # type: ignore[return-value]
+        return WAYS.get(self)
+
+
+WAYS: Mapping[Measure, Literal["up", "down"]] = {Measure.UPLOADS: "up", Measure.DOWNLOADS: "down"}
 
 
 @dataclass(frozen=True)

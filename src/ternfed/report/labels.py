@@ -159,11 +159,14 @@ def setting_label(group: Group, groups: Sequence[Group]) -> str:
         if key == "preset" or all(other.setting("algorithm", key) == value for other in alike):
             continue
         words = key.replace("_", " ")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value == defaults.get(key) and (key == "finest_bits" or not is_number):
+            continue
         if key in SHORT:
-            parts += [SHORT[key].format(value)] * (key != "finest_bits" or value != defaults.get(key))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+            parts.append(SHORT[key].format(value))
+        elif is_number:
             parts.append(f"{words} {value:g}")
-        elif value != defaults.get(key):
+        else:
             parts.append(_own(value) if isinstance(value, str) else f"{words} {_own(str(value))}")
     return ", ".join(parts)
 
