@@ -37,6 +37,10 @@ class Measure:
             return -math.inf
         return score if self.higher_is_better else -score
 
+    def least(self, goodness: float, tolerance: float) -> float:
+        """What is worse than this by no more than a tolerance: in points of a share, in parts of any other score."""
+        return goodness - tolerance * (1.0 if self.percent else abs(goodness))
+
     def scaled(self, score: float) -> float:
         """The score as it is shown."""
         return 100 * score if self.percent else score

@@ -222,9 +222,14 @@ class TestMeasure:
         accuracy, error = CLASSIFICATION.metric.measure, REGRESSION.metric.measure
         assert accuracy.goodness(0.9) > accuracy.goodness(0.1)
         assert error.goodness(0.1) > error.goodness(0.9)
-        # Differences keep their size: a tolerance is in the metric's own units.
         assert error.goodness(0.1) - error.goodness(0.9) == pytest.approx(0.8)
         assert error.goodness(math.nan) < error.goodness(1e300)
+
+    def test_a_tolerance_is_in_points_of_a_share_and_in_parts_of_any_other_score(self) -> None:
+        accuracy, error = CLASSIFICATION.metric.measure, REGRESSION.metric.measure
+        assert accuracy.least(accuracy.goodness(0.90), 0.03) == pytest.approx(accuracy.goodness(0.87))
+        for size in (1e-3, 1.0, 3000.0):  # whatever the unit of what is predicted
+            assert error.least(error.goodness(size), 0.03) == pytest.approx(error.goodness(1.03 * size))
 
     def test_scores_are_shown_in_percent_or_with_their_name(self, data: DataSet) -> None:
         assert CLASSIFICATION.metric.measure.text(0.9753) == "97.53%"

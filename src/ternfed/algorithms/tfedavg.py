@@ -138,11 +138,11 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         quantized = with_statistics({**combined, **exact}, network, settings.statistics, helpers)
         best = before.best
         if judging is Judging.SERVER:
-            collapsed = helpers.judge(quantized) < helpers.judge(full) - settings.tolerance
+            collapsed = helpers.judge(quantized) < judged.least(helpers.judge(full), settings.tolerance)
         elif judging is Judging.CLIENTS:
             best = torch.tensor(-torch.inf) if best is None else best
             reached = judged.goodness(uploads.numbers[judged.name])
-            collapsed = reached < float(best) - settings.tolerance
+            collapsed = reached < judged.least(float(best), settings.tolerance)
             best = torch.maximum(best, torch.tensor(reached, dtype=best.dtype))
         else:
             collapsed = False

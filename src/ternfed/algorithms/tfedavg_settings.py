@@ -113,7 +113,8 @@ class Settings:
     """Or after these shares of the rounds."""
     judging: Judging = Judging.SERVER
     tolerance: float = 0.03
-    """Strategy II when the quantized model is worse by more than this, in the metric's units (accuracy: 0 to 1)."""
+    """Strategy II when the quantized model is worse by more than this: a share (accuracy: 0 to 1) by so much, any other
+    score, such as an error or a perplexity, by this part of it."""
     statistics: Statistics = Statistics.BEST
     dense: Kind = Kind.FLOAT32
     """The precision that layers which are not ternary travel in."""

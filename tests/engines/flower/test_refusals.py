@@ -73,10 +73,15 @@ def ask(listening: Listening, path: str, context: ssl.SSLContext | None = None) 
     return connection.getresponse()
 
 
-def run_client(listening: Listening, certs: Path, state: Path) -> subprocess.CompletedProcess[str]:
-    """The command line's own client, for as long as it runs."""
+def client_command(listening: Listening, certs: Path, state: Path) -> list[str]:
+    """The command line's own client."""
     command = [sys.executable, "-m", "ternfed", "client", "--server", listening.server.address]
-    command += ["--certs", str(certs), "--data-partition", "0/4", "--state", str(state)]
+    return [*command, "--certs", str(certs), "--data-partition", "0/4", "--state", str(state)]
+
+
+def run_client(listening: Listening, certs: Path, state: Path) -> subprocess.CompletedProcess[str]:
+    """The same, for as long as it runs."""
+    command = client_command(listening, certs, state)
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
@@ -92,6 +97,24 @@ def test_a_key_that_is_not_registered_is_refused(listening: Listening, tmp_path:
     ended = run_client(listening, mixed, tmp_path / "state")
     assert ended.returncode == 1
     assert "does not know this client's key" in ended.stderr
+
+
+def test_a_second_process_with_a_clients_key_is_told_and_ends_and_it_is_logged(
+    listening: Listening, tmp_path: Path
+) -> None:
+    certs = listening.server.certificates.folder
+    with (tmp_path / "first.log").open("wb") as said:
+        first = subprocess.Popen(client_command(listening, certs, tmp_path / "first"), stdout=said, stderr=said)
+    try:
+        wait(lambda: "1 of 4" in listening.server.said(), 90, "the first to be there", listening.server.said)
+        second = run_client(listening, certs, tmp_path / "second")
+        assert second.returncode == 1
+        assert "another process" in second.stderr
+        assert first.poll() is None, (tmp_path / "first.log").read_text()
+    finally:
+        first.terminate()
+        first.wait(30)
+    assert "client 0: a second process with its key" in (listening.server.out / "network" / "door.log").read_text()
 
 
 def test_a_server_of_another_authority_is_refused_by_the_client(listening: Listening, tmp_path: Path) -> None:

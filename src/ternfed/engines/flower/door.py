@@ -36,6 +36,7 @@ IDLE = 120.0
 """Seconds after which a client's connection is closed when nothing comes: the rest of a body, or another call."""
 READY = 5.0
 """A client that asked for messages no longer ago than this is waiting for one; Flower asks every 3 s."""
+SECOND = "a second process with its key was turned away"
 VERSION = re.compile(rb"[\w.+-]{1,64}")
 OF_OURS = (
     *(adapter.PUBLIC_KEY_HEADER, adapter.TIMESTAMP_HEADER, adapter.SIGNATURE_HEADER),
@@ -169,7 +170,9 @@ class Door:
             raise Refusal(401, f"{path} without a signature that holds")
         caller = self.callers[signed.client]
         if path == KNOCK:
-            return Answer(409 if self.connections.others_of(caller.index, connection) else 200, closes=True)
+            if self.connections.others_of(caller.index, connection):
+                raise Refusal(409, f"client {caller.index}: {SECOND}")
+            return Answer(200, closes=True)
         caller.is_uploading = path in (PUSH, PUSH_OBJECT)
         length = read_length(fields, CALLS[path])
         connection.until = time.monotonic() + IDLE
@@ -271,7 +274,7 @@ class _Call:
         Where the earlier one's connections are closed, the door lets Flower know that it is gone, and asks again.
         """
         if self.door.connections.others_of(self.caller.index, self.connection):
-            raise self._refusal(409, "a second process with its key was turned away")
+            raise self._refusal(409, SECOND)
         self.caller.custody.forget()
         body = adapter.write_call(self.request)
         answer = await self._ask(ACTIVATE, body)
