@@ -81,6 +81,7 @@ results: $(READY) ## the tables and figures of the README and of docs/, from the
 
 pictures: $(READY) ## the drawings of docs/
 	$(BIN)/python docs/draw_architecture.py
+	$(BIN)/python docs/draw_round.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage .hypothesis
