@@ -46,7 +46,7 @@ def headline(groups: Sequence[Group]) -> Sheet | None:
     )  # fmt: skip
     notes = (
         "Test accuracy after the last round, ± over seeds. Bytes of the whole run, up and down, really encoded, as a "
-        f"part of what FedAvg in float32 sent. Strongest rival: the cheapest point of another algorithm that is at most "
+        "part of what FedAvg in float32 sent. Strongest rival: the cheapest point of another algorithm that is at most "
         f"{STRONG:g} points less accurate than FedAvg.",
     )
     return Sheet("headline", "In short", headings, tuple(rows), texts=2, notes=notes)
