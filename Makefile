@@ -84,6 +84,7 @@ pictures: $(READY) ## the drawings of docs/
 	$(BIN)/python docs/draw_round.py
 
 docs: $(READY) ## the documentation site, docs/_build/html; a warning or a link that leads nowhere is an error
+	@rm -rf docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
 

@@ -75,3 +75,13 @@ def test_a_fresh_environment_runs_it(built: Path, tmp_path: Path) -> None:
     run(ternfed, "demo", "--rounds", "2")
     assert (tmp_path / "demo" / "demo.png").stat().st_size > 10_000
     assert "cifar10-resnet18-iid-tfedavg" in run(ternfed, "reproduce", "--list", "--json")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    import ternfed
+
+    assert ternfed.__version__ == version()
+    assert f"\nversion: {version()}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"## {version()}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for page in ("docs/install.md", "docs/index.md", "docs/systemd.md"):
+        assert f"ternfed-{version()}-py3-none-any.whl" in (ROOT / page).read_text(encoding="utf-8")
