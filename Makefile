@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # One thread per worker: on shared machines a second thread makes small kernels slower, not faster.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test coverage test-slow soak flower-versions lint format bench results pictures clean
+.PHONY: help demo test coverage test-slow soak flower-versions lint format bench results pictures docs dist clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -81,6 +81,15 @@ results: $(READY) ## the tables and figures of the README and of docs/, from the
 
 pictures: $(READY) ## the drawings of docs/
 	$(BIN)/python docs/draw_architecture.py
+	$(BIN)/python docs/draw_round.py
+
+docs: $(READY) ## the documentation site, docs/_build/html; a warning or a link that leads nowhere is an error
+	@rm -rf docs/_build
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python docs/check_links.py docs/_build/html
+
+dist: $(READY) ## wheel and source archive, in dist/
+	$(BIN)/python -m hatchling build --directory dist
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage .hypothesis docs/_build dist

@@ -6,8 +6,9 @@ Run by `make pictures`. One file serves light and dark pages: its colours follow
 from __future__ import annotations
 
 import re
-from html import escape
 from pathlib import Path
+
+from drawing import arrow, box, drawn, text
 
 HERE = Path(__file__).parent
 PAGE, PICTURE = HERE / "architecture.md", HERE / "images" / "architecture.svg"
@@ -51,18 +52,6 @@ INSIDE = {
     "models": "the paper's networks",
 }
 
-STYLE = """
-svg { --ink: #1f2328; --soft: #59636e; --line: #c4ccd4; --page: #ffffff; --room: #f4f6f8;
-      --server: #dbe8f6; --client: #fbe4d5; --bytes: #e7e3f4; --kept: #e2f0dd; }
-@media (prefers-color-scheme: dark) {
-  svg { --ink: #e6edf3; --soft: #9aa5b1; --line: #4a5561; --page: #0d1117; --room: #1b222b;
-        --server: #1c3350; --client: #4d2f1c; --bytes: #332b52; --kept: #1f3b22; } }
-text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: var(--ink); }
-.head { font-size: 19px; font-weight: 600; } .name { font-size: 15px; font-weight: 600; }
-.note { font-size: 12px; fill: var(--soft); } .box { stroke: var(--line); stroke-width: 1; }
-.arrow { stroke: var(--soft); stroke-width: 1.6; fill: none; marker-end: url(#tip); }
-"""
-
 
 def rooms() -> list[str]:
     """The rooms of the table, in its order."""
@@ -70,25 +59,10 @@ def rooms() -> list[str]:
     return [re.sub(r"/$|\.py$", "", name) for name in re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)]
 
 
-def text(x: float, y: float, words: str, kind: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
-
-
-def box(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7" class="box" fill="var(--{colour})"/>'
-    )
-
-
 def step(x: float, y: float, width: float, name: str, note: str, colour: str) -> str:
     """One station of a round: what happens, and in which room."""
     middle = x + width / 2
     return box(x, y, width, 50, colour) + text(middle, y + 22, name, "name") + text(middle, y + 40, note, "note")
-
-
-def arrow(*points: tuple[float, float]) -> str:
-    path = " L ".join(f"{x:g} {y:g}" for x, y in points)
-    return f'<path class="arrow" d="M {path}"/>'
 
 
 def one_round() -> list[str]:
@@ -154,15 +128,7 @@ def picture() -> str:
     if named != rooms():
         raise SystemExit(f"the bands of the picture are not the rooms of {PAGE.name}: {named} and {rooms()}")
     below, height = the_rooms(370)
-    tip = (
-        '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M 0 0.5 L 7.5 4 L 0 7.5 z" fill="var(--soft)"/></marker>'
-    )
-    title = "One round of ternfed, and its rooms"
-    front = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{title}">'
-    ground = f'<rect width="{WIDTH}" height="{height:g}" fill="var(--page)"/>'
-    parts = (front, f"<title>{title}</title>", f"<style>{STYLE}</style>", f"<defs>{tip}</defs>", ground)
-    return "\n".join([*parts, *one_round(), *below, "</svg>"]) + "\n"
+    return drawn("One round of ternfed, and its rooms", WIDTH, height, [*one_round(), *below])
 
 
 if __name__ == "__main__":

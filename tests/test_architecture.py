@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -24,6 +25,7 @@ class Import(NamedTuple):
     name: str | None
 
 
+sys.path.append(str(ROOT / "docs"))  # where the drawings share their parts
 DRAWING = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))
 
 

@@ -24,7 +24,7 @@ UNREACHABLE = ("No matching distribution", "NewConnectionError", "ConnectTimeout
 def three_commands() -> list[str]:
     block = re.search(r"<!-- trial -->\n```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
-    commands = [line for line in block[1].splitlines() if line and not line.startswith("#")]
+    commands = [line for line in block[1].replace("\\\n", "").splitlines() if line and not line.startswith("#")]
     assert len(commands) == 3
     return commands
 

@@ -26,7 +26,7 @@ from ternfed.paper.groups import Group, collect
 from ternfed.paper.rows import Reproduce, Row
 from ternfed.report.frontier import frontier
 from ternfed.report.frontier_tables import exchange_seconds, megabytes
-from ternfed.report.rivals import rivals
+from ternfed.report.rivals import headline, rivals
 from ternfed.report.style import drawing
 from ternfed.report.tables import NONE, Sheet
 from ternfed.report.write import write_report
@@ -350,6 +350,26 @@ class TestRivals:
 
     def test_without_a_comparison_there_is_no_table(self) -> None:
         assert rivals([]) is None
+        assert headline([]) is None
+
+    def test_in_short_the_best_and_the_cheapest_of_ours_beside_the_cheapest_strong_rival(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        alone = headline(collect([results], rows).groups)
+        assert alone is not None
+        assert {line[5] for line in alone.rows} == {"none has run yet"}
+        made = {name: row(name, {"algorithm": {"name": name}}) for name in ("eden", "stc")}
+        run(results / "stc", made["stc"], (0.5, 0.6, 0.94), MB)
+        weak = headline(collect([results], {**rows, **made}).groups)
+        assert weak is not None
+        assert {line[5] for line in weak.rows} == {"none within 0.5 points"}
+        run(results / "eden", made["eden"], (0.5, 0.6, 0.958), 2 * MB)
+        sheet = headline(collect([results], {**rows, **made}).groups)
+        assert sheet is not None
+        best, cheapest = sheet.rows
+        assert (best[4], cheapest[4]) == ("1/10", "1/100")
+        assert float(best[2].split()[0]) > float(cheapest[2].split()[0])
+        assert {line[5:] for line in sheet.rows} == {("EDEN", "95.80 (1 of 3 seeds)", "1/5")}
 
 
 def test_seconds_of_messages_are_those_of_their_phases(tmp_path: Path) -> None:

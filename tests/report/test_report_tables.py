@@ -316,6 +316,30 @@ def test_in_markdown_any_text_stays_in_its_cell(words: list[str]) -> None:
     assert "<" not in lines[2]
 
 
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 6))
+def test_a_wide_table_becomes_several_that_a_page_has_room_for(columns: int, texts: int, names: int) -> None:
+    headings = tuple(f"h{place}" for place in range(columns))
+    rows = tuple(tuple(f"r{number}c{place}" for place in range(columns)) for number in range(3))
+    sheet = Sheet("t", "T", headings, rows, texts=texts, names=min(names, texts))
+    parts = [[line.strip("| ").split(" | ") for line in part.split("\n")] for part in sheet.markdown().split("\n\n")]
+    assert all(len(part[0]) <= 8 for part in parts)
+    assert {heading for part in parts for heading in part[0]} == set(headings)
+    for first, _, *lines in parts:
+        assert len({len(line) for line in (first, *lines)}) == 1
+        assert [line[0] for line in lines] == ["r0c0", "r1c0", "r2c0"]  # each part names its rows
+        assert all(
+            cell.split("c")[1] == heading[1:] for line in lines for heading, cell in zip(first, line, strict=True)
+        )
+
+
+def test_a_part_of_a_wide_table_leaves_out_rows_that_say_nothing_there() -> None:
+    headings = ("name", *(f"h{place}" for place in range(8)))
+    rows = (("full", *"12345678"), ("half", *"1234", *"––––"))
+    first, second = Sheet("t", "T", headings, rows).markdown().split("\n\n")
+    assert "half" in first
+    assert "half" not in second
+
+
 @pytest.mark.parametrize("text", ["N_c = 2", "CIFAR-10, ResNet18*", "100 × 5", "92.25 ± 0.06", "λ = 0.1"])
 def test_usual_names_need_no_backslash_in_markdown(text: str) -> None:
     assert Sheet("t", "T", (text,), ()).markdown().split("\n")[0] == f"| {text} |"

@@ -63,6 +63,7 @@ def add_to(app: typer.Typer, panel: str) -> None:
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo"),
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each, 30 unless told.")] = None,
     as_json: Json = False,
 ) -> None:
     """FedAvg, FedPAQ, T-FedAvg and its control on handwritten digits: 20 clients of two classes, under a minute."""
@@ -75,9 +76,10 @@ def demo(
         needed("matplotlib")  # before anything is trained
         check_writable(out / "demo.png")
         runs, summaries = {}, {}
-        for name, experiment, rounds in play_demo():
+        short = () if rounds is None else (f"federation.rounds={rounds}",)
+        for name, experiment, played in play_demo(*short):
             shown = Shown(experiment.federation.rounds, f"{name:8}", "quiet" if as_json else "bar")
-            runs[name] = list(shown.follow(rounds))
+            runs[name] = list(shown.follow(played))
             summaries[name] = summarise(runs[name], experiment)
         picture = comparison_picture(runs, out / "demo.png", "Digits, 20 clients, two classes each")
         if as_json:

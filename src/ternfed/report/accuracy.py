@@ -69,7 +69,7 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
         + (f" {left} points of sweeps, of the search and of the ablation have tables of their own." if left else ""),
     )
     links = tuple(anchor(number) for number, _ in chosen)
-    return Sheet("summary", "Summary", headings, rows, texts=6, notes=notes, links=links).without_empty()
+    return Sheet("summary", "Summary", headings, rows, texts=6, notes=notes, links=links, names=1).without_empty()
 
 
 def _names(groups: Sequence[Group]) -> list[str]:

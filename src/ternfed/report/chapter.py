@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ternfed.report.style import Picture
-from ternfed.report.tables import Sheet, paragraph
+from ternfed.report.tables import WIDTH, Sheet, paragraph
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,5 @@ class Chapter:
 
 def _item(title: str, text: str) -> str:
     """One of a list, its title in bold."""
-    return f"- {paragraph(f'{title}. {text}').replace(title, f'**{title}**', 1)}".replace("\n", "\n  ")
+    narrow = WIDTH - len("- ****")
+    return f"- {paragraph(f'{title}. {text}', narrow).replace(title, f'**{title}**', 1)}".replace("\n", "\n  ")

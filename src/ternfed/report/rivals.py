@@ -1,4 +1,4 @@
-"""The short table: T-FedAvg beside FedAvg at its best rate and its two strongest rivals, in each comparison."""
+"""T-FedAvg beside FedAvg at its best rate and its strongest rivals, in each comparison: in short, and in full."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ternfed.report.tables import NONE, Sheet
 STRONG = 0.5
 """A rival is strong where it is at most so many points less accurate than FedAvg in float32."""
 RIVALS = 2
+ENOUGH = 3
+"""Seeds; a row with fewer says so."""
 
 
 def rivals(groups: Sequence[Group]) -> Sheet | None:
@@ -30,6 +32,54 @@ def rivals(groups: Sequence[Group]) -> Sheet | None:
         f"{STRONG:g} points less accurate than FedAvg, and of these the {RIVALS} with the fewest bytes.",
     )
     return Sheet("rivals", "T-FedAvg and its strongest rivals", headings, tuple(rows), texts=2, notes=notes)
+
+
+def headline(groups: Sequence[Group]) -> Sheet | None:
+    """One row for T-FedAvg's most accurate point of each comparison, one for its cheapest; None without any."""
+    fought = [(contest, contest.floats) for contest in contests(groups) if contest.floats is not None]
+    rows = [row for contest, floats in fought for row in _short(contest, floats)]
+    if not rows:
+        return None
+    headings = (
+        "data", "T-FedAvg", "accuracy (%)", "FedAvg (%)", "bytes, of FedAvg's", "strongest rival", "its accuracy",
+        "its bytes",
+    )  # fmt: skip
+    notes = (
+        "Test accuracy after the last round, ± over seeds. Bytes of the whole run, up and down, really encoded, as a "
+        "part of what FedAvg in float32 sent. Strongest rival: the cheapest point of another algorithm that is at most "
+        f"{STRONG:g} points less accurate than FedAvg.",
+    )
+    return Sheet("headline", "In short", headings, tuple(rows), texts=2, notes=notes)
+
+
+def _short(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
+    own = [point for point in contest.points if point.group.algorithm == "tfedavg"]
+    if not own:
+        return []
+    best, cheapest = max(own, key=lambda point: point.goodness), own[0]
+    rival = next(iter(strongest(contest, floats)), None)
+    labels = point_labels([point.group for point in contest.points])
+    names = {id(point): label for point, label in zip(contest.points, labels, strict=True)}
+    where = comparison_of(floats.group).text()
+    ran = any(point.group.algorithm not in ("tfedavg", "fedavg") for point in contest.points)
+    nobody = f"none within {STRONG:g} points" if ran else "none has run yet"
+    theirs = (nobody, NONE, NONE) if rival is None else (names[id(rival)], *_result(rival, floats))
+    return [
+        (where, _own_name(names[id(point)]), own_score, accuracy_text(floats.group), share, *theirs)
+        for point in ((best,) if best is cheapest else (best, cheapest))
+        for own_score, share in (_result(point, floats),)
+    ]
+
+
+def _own_name(label: str) -> str:
+    """What sets a point of T-FedAvg apart, where the column says T-FedAvg already."""
+    return label.removeprefix("T-FedAvg").removeprefix(", tuned").removeprefix(", ") or "as it comes"
+
+
+def _result(point: Point, floats: Point) -> tuple[str, str]:
+    """Accuracy with the number of seeds where they are few, and bytes as a part of FedAvg's."""
+    few = f" ({point.score.count} of {ENOUGH} seeds)" if point.score.count < ENOUGH else ""
+    return accuracy_text(point.group) + few, f"1/{floats.total / point.total:.3g}"
 
 
 def strongest(contest: Contest, floats: Point) -> list[Point]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from textwrap import wrap
 from typing import Protocol
 
 WIDTH = 120
 """Letters of a line in a Markdown page."""
+
+COLUMNS = 8
+"""Of a table in a Markdown page, at most; a wider one becomes several."""
 
 NONE = "–"
 """In a cell that has nothing to say."""
@@ -30,6 +34,8 @@ class Sheet:
     """Of each row: the id of what it tells about, on the page."""
     quiet: tuple[int, ...] = ()
     """Rows that stand back: the paper's beside ours."""
+    names: int | None = None
+    """So many columns name a row, and stand in each part of a wide table; all those that are words unless told."""
 
     def without_empty(self) -> Sheet:
         """Columns of numbers in which no row has anything are left out."""
@@ -43,9 +49,30 @@ class Sheet:
 
     def markdown(self) -> str:
         """The table and its notes; no heading, because the page it goes into has its own."""
-        sides = ["---" if place < self.texts else "--:" for place in range(len(self.headings))]
-        lines = [_line(self.headings), f"|{'|'.join(sides)}|", *map(_line, self.rows)]
-        return "\n".join([*lines, *(f"\n{paragraph(note)}" for note in self.notes)])
+        parts = ["\n".join(self._part(places)) for places in self._parts()]
+        return "\n\n".join([*parts, *map(paragraph, self.notes)])
+
+    def _parts(self) -> list[tuple[int, ...]]:
+        """The columns of each part: those that name a row, and an equal share of the others."""
+        count = len(self.headings)
+        if count <= COLUMNS:
+            return [tuple(range(count))]
+        names = self.texts if self.names is None else self.names
+        parts = -(-(count - names) // max(COLUMNS - names, 1))
+        edges = [names + (count - names) * place // parts for place in range(parts + 1)]
+        return [(*range(names), *range(first, last)) for first, last in pairwise(edges)]
+
+    def _part(self, places: Sequence[int]) -> list[str]:
+        """A part of the columns; of a wide table, only the rows that have something there."""
+        whole = len(places) == len(self.headings)
+        names = self.texts if self.names is None else self.names
+        rows = [
+            [row[place] for place in places]
+            for row in self.rows
+            if whole or any(row[place] not in (NONE, "") for place in places if place >= names)
+        ]
+        sides = ["---" if place < self.texts else "--:" for place in places]
+        return [_line([self.headings[place] for place in places]), f"|{'|'.join(sides)}|", *map(_line, rows)]
 
 
 class Block(Protocol):
@@ -85,9 +112,9 @@ def into_page(page: str, blocks: Mapping[str, Block | None], where: str) -> tupl
     return "\n".join(lines) + "\n", empty
 
 
-def paragraph(text: str) -> str:
+def paragraph(text: str, width: int = WIDTH) -> str:
     """Plain text as Markdown, in lines of a page's width, none of which looks like a heading, a quotation or a list."""
-    lines = wrap(_plain(text), WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines = wrap(_plain(text), width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(re.sub(r"^(\d*)([-+#=]|[.)](?!\d))", r"\1\\\2", line) for line in lines)
 
 

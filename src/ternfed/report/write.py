@@ -15,7 +15,7 @@ from ternfed.report.chapter import Chapter
 from ternfed.report.controls import controls
 from ternfed.report.frontier import frontier
 from ternfed.report.page import page
-from ternfed.report.rivals import rivals
+from ternfed.report.rivals import headline, rivals
 from ternfed.report.shakespeare import shakespeare
 from ternfed.report.style import Picture, drawing
 from ternfed.report.tables import Sheet, into_page
@@ -102,6 +102,7 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
     groups = collected.groups
     return {
         "summary": accuracy.summary(groups),
+        "headline": headline(groups),
         "rivals": rivals(groups),
         "controls": controls(groups),
         "targets": targets(groups),
