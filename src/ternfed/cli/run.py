@@ -1,4 +1,4 @@
-"""The verb that trains in this process: `run`."""
+"""The verb that trains, in this process and in others that it is told of: `run`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from ternfed.cli.options import (
     Settings,
     Track,
     Watch,
-    check_device,
+    Workers,
 )
 from ternfed.cli.progress import Shown, Style, style_of
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
+    from ternfed.cli.ranks import Team
     from ternfed.experiment.experiment import Experiment
     from ternfed.task import Measure
 
@@ -84,6 +85,7 @@ def run(
     settings: Settings = None,
     allow: Allow = None,
     device: Device = "cpu",
+    workers: Workers = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -130,9 +132,14 @@ def run(
     log_json: LogJson = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment in this process. Every message is really encoded, every byte counted."""
+    """Run an experiment on this machine, or on many by torchrun. Every message is really encoded, every byte counted."""
     flags = locals()
     with answered(interrupted=GOES_ON):
+        from ternfed.cli.ranks import gathered, work
+        from ternfed.engines.ranks.place import place_of
+
+        if (place := place_of()) is not None and place.rank > 0:
+            return work(place, device, data)
         from ternfed.cli.watch import watched
         from ternfed.experiment.experiment import Experiment
         from ternfed.runs.folder import fresh_folder
@@ -146,14 +153,14 @@ def run(
         resumed = out if resume and seeds == 1 else None
         experiment = Experiment.given(file, [*given, *(settings or [])], resumed, allow or ())
         base = out or fresh_folder(experiment.name)
-        how = How(data, device, overwrite, tuple(track or ()), style_of(as_json, log_json))
+        how = How(data, overwrite, tuple(track or ()), style_of(as_json, log_json))
         results: list[dict[str, Any]] = []
-        with watched(base, watch, metrics):
+        with watched(base, watch, metrics), gathered(workers, device, data) as team:
             for offset in range(seeds):
                 one = experiment.with_settings([f"seed={experiment.seed + offset}"]) if offset else experiment
                 folder = base if seeds == 1 else base / f"seed-{one.seed}"
                 go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
-                summary, measure = _run_one(one, folder, go_on, how, as_json)
+                summary, measure = _run_one(one, folder, go_on, how, team, as_json)
                 results.append(summary)
         if as_json:
             terminal.print_json(results[0] if seeds == 1 else _over_seeds(results))
@@ -169,14 +176,13 @@ class How:
     """What all seeds of a command share."""
 
     data: Path | None
-    device: str
     overwrite: bool
     track: tuple[str, ...]
     style: Style
 
 
 def _run_one(
-    experiment: Experiment, folder: Path, resume: bool, how: How, quiet: bool
+    experiment: Experiment, folder: Path, resume: bool, how: How, team: Team, quiet: bool
 ) -> tuple[dict[str, Any], Measure]:
     """One run into one folder, with its progress on standard error: its summary, and how its scores are read."""
     from ternfed.engines.simulate import record_into
@@ -185,14 +191,20 @@ def _run_one(
     from ternfed.runs.records import warnings_of
     from ternfed.track.tracker import tracking
 
-    check_device(how.device)
-    federation = open_federation(experiment, experiment.load_data(how.data), how.device)
+    federation = open_federation(experiment, experiment.load_data(how.data), team.device)
     experiment = federation.experiment
+    crew = team.crew(federation)
     told: list[Shown] = []
     with ExitStack() as stack:
         started = stack.enter_context(leaving_nothing(folder))
         target, past, coming = record_into(
-            folder, federation, how.device, resume=resume, overwrite=how.overwrite, tell=lambda now: told[0].tell(now)
+            folder,
+            federation,
+            team.device,
+            resume=resume,
+            overwrite=how.overwrite,
+            tell=lambda now: told[0].tell(now),
+            crew=crew,
         )
         stack.enter_context(target)
         told.append(shown := Shown(experiment.federation.rounds, experiment.name, how.style, past))
