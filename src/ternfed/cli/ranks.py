@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,35 +21,26 @@ if TYPE_CHECKING:
     from ternfed.round.federation import Federation
 
 
+@dataclass
 class Team:
-    """The ranks that share the runs of a command; one process alone where nobody asked for more."""
+    """The ranks that share the runs of a command; this process alone where nobody asked for more."""
 
-    def __init__(
-        self,
-        device: str,
-        named: str = "",
-        count: int = 1,
-        link: Link | None = None,
-        join: Callable[[], Link] | None = None,
-    ) -> None:
-        self.device = device
-        self._named, self._count, self._link, self._join = named, count, link, join
+    device: str
+    count: int = 1
+    asked: str = ""
+    """How, as the user said it."""
+    join: Callable[[], Link] | None = None
 
     def crew(self, federation: Federation) -> Crew | None:
         """Who trains the clients of a run, once all ranks are ready for it; None: this process alone."""
         from ternfed.engines.ranks.team import check_count, crew_over
 
-        if self._count == 1:
+        if self.join is None:
             return None
-        check_count(federation, self._count, self._named)
-        if self._link is None and self._join is not None:
-            self._link = self._join()
-        return None if self._link is None else crew_over(self._link, federation)
-
-    def close(self, why: str = "") -> None:
-        """The others end; `why` is what they may say."""
-        if self._link is not None:
-            self._link.close(why)
+        check_count(federation, self.count, self.asked)
+        link = self.join()
+        self.join = lambda: link  # for the next run of the command
+        return crew_over(link, federation)
 
 
 @contextmanager
@@ -63,33 +55,21 @@ def gathered(workers: int | None, device: str, data: Path | None) -> Iterator[Te
     if place is None and workers is None:
         yield Team(device)
         return
-    from ternfed.engines.ranks.launch import joined, started
+    from ternfed.engines.ranks.launch import closing, joined, started
 
-    count = workers or 1 if place is None else place.count
     own = _settle(device, 0 if place is None else place.local)
-    if place is not None:
-        link = joined(place)  # now, so that whatever is wrong with the command is said by this rank alone
-        with _closing(Team(own, f"{count} ranks", count, link)) as team:
-            yield team
-    elif count == 1:
-        yield Team(own)
-    else:
-        given = [] if data is None else ["--data", str(data)]
-        with (
-            started(count, ["run", "--device", device, *given]) as join,
-            _closing(Team(own, f"--workers {count}", count, join=join)) as team,
-        ):
-            yield team
-
-
-@contextmanager
-def _closing(team: Team) -> Iterator[Team]:
-    try:
-        yield team
-    except BaseException as error:
-        team.close(str(error) or "interrupted")
-        raise
-    team.close()
+    given = [] if data is None else ["--data", str(data)]
+    with ExitStack() as stack:
+        if place is not None:
+            link = joined(place)  # now, so that whatever is wrong with the command is said by this rank alone
+            stack.enter_context(closing(link))
+            yield Team(own, place.count, f"{place.count} ranks", lambda: link)
+        elif workers is None or workers == 1:
+            yield Team(own)
+        else:
+            # Only when a run is ready: whatever is wrong with the command has been said by then.
+            start = started(workers, ["run", "--device", device, *given])
+            yield Team(own, workers, f"--workers {workers}", lambda: stack.enter_context(start))
 
 
 def work(place: Place, device: str, data: Path | None) -> None:
@@ -104,7 +84,7 @@ def work(place: Place, device: str, data: Path | None) -> None:
     finally:
         link.close()
     if why:
-        if place.store is None:  # on this machine, rank 0 has said it on the same terminal
+        if place.store is None:  # else rank 0 has said it on the same terminal
             terminal.fail(f"rank {place.rank}: {why}")
         raise typer.Exit(1)
 

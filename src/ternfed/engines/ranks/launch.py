@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,19 +20,29 @@ POLL = 0.05
 
 
 @contextmanager
-def started(count: int, arguments: Sequence[str]) -> Iterator[Callable[[], Link]]:
-    """Starts the ranks 1, 2, … of so many, each of them `ternfed` with these arguments, one thread each.
-
-    What comes is to be called when they are needed: it waits for them. They end with the block.
-    """
+def started(count: int, arguments: Sequence[str]) -> Iterator[Link]:
+    """The ranks 1, 2, … of so many while the block lasts, each of them `ternfed` with these arguments, one thread."""
     with TemporaryDirectory(prefix="ternfed-ranks-") as folder:
         place = Place(0, count, 0, str(Path(folder) / "store"))
         children = [_start(rank, place, arguments) for rank in range(1, count)]
         try:
-            yield lambda: joined(place, children)
+            link = joined(place, children)
+            with closing(link):
+                yield link
         finally:
             for child in children:
                 _end(child)
+
+
+@contextmanager
+def closing(link: Link) -> Iterator[None]:
+    """The other ranks end with the block, and hear why where that is an error."""
+    try:
+        yield
+    except BaseException as error:
+        link.close(str(error.__cause__ or error) or "interrupted")  # what a command line made of it has a cause
+        raise
+    link.close()
 
 
 def joined(place: Place, children: Sequence[subprocess.Popen[bytes]] = ()) -> Link:

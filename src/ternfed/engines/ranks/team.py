@@ -40,8 +40,7 @@ def crew_over(link: Link, federation: Federation) -> Crew:
     for rank in range(1, link.count):
         link.send(rank, EXPERIMENT, {"experiment": federation.experiment.to_table()})
     own = identity(federation)
-    for _ in range(1, link.count):
-        message = _next(link)
+    for message in [_next(link) for _ in range(1, link.count)]:
         for key, value in own.items():
             if message.facts[key] != value:
                 raise RankFailed(f"rank {message.sender} has another {key} than rank 0; both need the same")
