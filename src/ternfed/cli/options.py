@@ -32,7 +32,9 @@ Allow = Annotated[
     list[str] | None,
     typer.Option("--allow", help="A module of yours whose code a file may name; may be repeated."),
 ]
-Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:K.", autocompletion=one_of(("cpu", "cuda")))]
+Device = Annotated[
+    str, typer.Option(help="Where to train: cpu, cuda or cuda:K.", autocompletion=one_of(("cpu", "cuda")))
+]
 Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Spread the clients over so many processes of this machine, one thread each."),

@@ -132,7 +132,7 @@ def run(
     log_json: LogJson = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment on this machine, or on many by torchrun. Every message is really encoded, every byte counted."""
+    """Run an experiment: here, or under torchrun on many machines. Every message is encoded, every byte counted."""
     flags = locals()
     with answered(interrupted=GOES_ON):
         from ternfed.cli.ranks import gathered, work

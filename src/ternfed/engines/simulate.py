@@ -202,9 +202,7 @@ def _taken_in(federation: Federation, number: int, broadcast: Broadcast, answer:
         raise NonFiniteError(answer.diverged)
     message = collect(federation.algorithm, answer.data, broadcast)
     sender = federation.site(answer.client).client(number)
-    arrived.add(
-        answer.client, accepted(federation.algorithm, federation.network, message, broadcast, sender, Bounds())
-    )
+    arrived.add(answer.client, accepted(federation.algorithm, federation.network, message, broadcast, sender, Bounds()))
     return message
 
 

@@ -105,7 +105,7 @@ def test_a_run_of_one_process_is_resumed_by_several_and_by_one_again(
 
 def test_a_rank_with_other_data_is_refused(link: Link, digits: DataSet) -> None:
     fewer = replace(digits, train=digits.train.take(torch.arange(1000)))
-    with pytest.raises(RankFailed, match="rank [12] has another data set than rank 0"):
+    with pytest.raises(RankFailed, match=r"rank [12] has another data set than rank 0"):
         crew_over(link, ready(fewer))
 
 
