@@ -139,7 +139,8 @@ def run(
         from ternfed.engines.ranks.place import place_of
 
         if (place := place_of()) is not None and place.rank > 0:
-            return work(place, device, data)
+            work(place, device, data)
+            return
         from ternfed.cli.watch import watched
         from ternfed.experiment.experiment import Experiment
         from ternfed.runs.folder import fresh_folder

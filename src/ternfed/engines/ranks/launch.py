@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ternfed.engines.ranks.link import SILENCE, Link, RankLost, store_of
 from ternfed.engines.ranks.place import STORE, Place
@@ -63,7 +63,7 @@ def _start(rank: int, place: Place, arguments: Sequence[str]) -> subprocess.Pope
     return subprocess.Popen(command, env=variables, stdin=nothing, stdout=nothing, process_group=0)
 
 
-def _wait_for(store: dist.Store, children: Sequence[subprocess.Popen[bytes]]) -> None:
+def _wait_for(store: Store, children: Sequence[subprocess.Popen[bytes]]) -> None:
     until = time.monotonic() + SILENCE
     while not store.check([f"here/{rank}" for rank in range(1, len(children) + 1)]):
         for rank, child in enumerate(children, start=1):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from ternfed.engines.ranks.place import Place
 from ternfed.files import as_line
@@ -58,7 +59,7 @@ class Received(NamedTuple):
 class Link:
     """This rank's connections: from rank 0 to all others, from every other one to rank 0."""
 
-    def __init__(self, place: Place, store: dist.Store) -> None:
+    def __init__(self, place: Place, store: Store) -> None:
         """Waits until all ranks are there; RankLost where some do not come."""
         self.rank, self.count = place.rank, place.count
         self._peers = range(1, place.count) if place.rank == 0 else (0,)
@@ -151,21 +152,21 @@ class Link:
                     self.send(peer, ALIVE)
 
 
-def store_of(place: Place) -> dist.Store:
+def store_of(place: Place) -> Store:
     """Where ranks find each other."""
     if place.store is not None:
         # Nobody outside this machine can reach a file, nor the loopback.
         loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
         if loopback is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        return dist.FileStore(place.store, place.count)
+        return FileStore(place.store, place.count)
     try:
         wait = timedelta(seconds=SILENCE)
-        found, _, _ = next(dist.rendezvous("env://", place.rank, place.count, timeout=wait))
+        found, _, _ = next(rendezvous("env://", place.rank, place.count, timeout=wait))
     except (RuntimeError, ValueError, OSError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise RankLost(f"rank {place.rank}: cannot meet the others at {where} ({_first_line(error)})") from error
-    return dist.PrefixStore("ternfed", found)
+    return PrefixStore("ternfed", found)
 
 
 def _receive(peer: int) -> Received:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """One of several ranks."""
 
     rank: int
