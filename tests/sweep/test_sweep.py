@@ -85,7 +85,10 @@ class TestAFile:
         assert sweep.points[3].trials[1].folder == Path("out/rate-0.3_algorithm-tfedavg/seed-8")
         own = sweep.points[3].trials[0].experiment()
         assert (own.training.rate, own.algorithm.name, own.name) == (0.3, "tfedavg", "rate-0.3_algorithm-tfedavg")
-        assert [trial.name for trial in sweep.trials][:5] == [*(f"{name}/seed-7" for name in names), f"{names[0]}/seed-8"]
+        assert [trial.name for trial in sweep.trials][:5] == [
+            *(f"{name}/seed-7" for name in names),
+            f"{names[0]}/seed-8",
+        ]
 
     @pytest.mark.parametrize("text", ['"training.rate" = [0.1]', "training.rate = [0.1]", "training = {rate = [0.1]}"])
     def test_may_write_a_setting_with_a_dot_or_as_a_table(self, text: str) -> None:

@@ -78,11 +78,14 @@ def work(place: Place, device: str, data: Path | None) -> None:
     from ternfed.engines.ranks.worker import serve
 
     check_device(device)
-    link = joined(place)
     try:
-        why = serve(link, _settle(device, place.local), data)
-    finally:
-        link.close()
+        link = joined(place)
+        try:
+            why = serve(link, _settle(device, place.local), data)
+        finally:
+            link.close()
+    except KeyboardInterrupt:  # who stopped it, or rank 0, has said so
+        raise typer.Exit(1) from None
     if why:
         if place.store is None:  # else rank 0 has said it on the same terminal
             terminal.fail(f"rank {place.rank}: {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +82,8 @@ def run(
         typer.Option(help="Named settings of the algorithm, for example `paper`.", autocompletion=one_of(PRESETS)),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Every random draw follows from it.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds, one after another.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="So many seeds side by side on the CPU, one thread each.")] = 1,
     settings: Settings = None,
     allow: Allow = None,
     device: Device = "cpu",
@@ -155,14 +157,19 @@ def run(
         experiment = Experiment.given(file, [*given, *(settings or [])], resumed, allow or ())
         base = out or fresh_folder(experiment.name)
         how = How(data, overwrite, tuple(track or ()), style_of(as_json, log_json))
-        results: list[dict[str, Any]] = []
-        with watched(base, watch, metrics), gathered(workers, device, data) as team:
-            for offset in range(seeds):
-                one = experiment.with_settings([f"seed={experiment.seed + offset}"]) if offset else experiment
-                folder = base if seeds == 1 else base / f"seed-{one.seed}"
-                go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
-                summary, measure = _run_one(one, folder, go_on, how, team, as_json)
-                results.append(summary)
+        each = [experiment.with_settings([f"seed={experiment.seed + k}"]) if k else experiment for k in range(seeds)]
+        if jobs > 1:
+            _check_jobs(flags, place is not None)
+            with watched(base, watch, metrics):
+                results, measure = _run_side_by_side(each, base, jobs, device, data, quiet=as_json)
+        else:
+            results = []
+            with watched(base, watch, metrics), gathered(workers, device, data) as team:
+                for one in each:
+                    folder = base if seeds == 1 else base / f"seed-{one.seed}"
+                    go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
+                    summary, measure = _run_one(one, folder, go_on, how, team, as_json)
+                    results.append(summary)
         if as_json:
             terminal.print_json(results[0] if seeds == 1 else _over_seeds(results))
         elif seeds > 1:
@@ -225,6 +232,52 @@ def _run_one(
     for sentence in (*summary["warnings"], *trackers.failed):
         shown.warn(sentence)
     return summary, rounds[-1].measure
+
+
+NOT_WITH_JOBS = {
+    "workers": "--workers spreads one run; give one of the two",
+    "track": "runs side by side are not tracked; leave one of the two out",
+    "overwrite": "name another folder by --out",
+    "log_json": "rounds of several runs side by side are in their folders",
+}
+"""Options that several seeds side by side cannot have, and what to do."""
+
+
+def _check_jobs(flags: Mapping[str, Any], has_ranks: bool) -> None:
+    """Refuse what does not go with `--jobs`, before anything runs."""
+    named = f"--jobs {flags['jobs']}"
+    if flags["seeds"] == 1:
+        raise ValueError(f"{named}: is for several seeds (--seeds); --workers spreads the clients of one run")
+    if flags["device"] != "cpu" or has_ranks:
+        raise ValueError(f"{named}: runs side by side are for one machine's CPU; leave it out")
+    for option, instead in NOT_WITH_JOBS.items():
+        if flags[option]:
+            raise ValueError(f"{named} and --{option.replace('_', '-')}: {instead}")
+    base = flags["out"]
+    if base is not None and base.exists() and any(base.iterdir()) and not flags["resume"]:
+        raise ValueError(f"{base}: is not empty; resume its runs by --resume, or name another folder")
+
+
+def _run_side_by_side(
+    each: Sequence[Experiment], base: Path, jobs: int, device: str, data: Path | None, quiet: bool
+) -> tuple[list[dict[str, Any]], Measure]:
+    """One run per seed, so many at a time: their summaries, and how their scores are read."""
+    from ternfed.cli.trials import Board, run_trials
+    from ternfed.round.federation import open_federation
+    from ternfed.runs.folder import read_run
+    from ternfed.sweep.trial import DataSets, Trial
+
+    trials = [Trial(f"seed-{one.seed}", one.to_table(), base / f"seed-{one.seed}", device) for one in each]
+    left, sets = [trial for trial in trials if trial.standing() != "finished"], DataSets(data)
+    open_federation(each[0], sets.get(each[0]))  # whatever is wrong is said before anything runs
+    with Board.shown(quiet, "seeds", len(trials), len(trials) - len(left)) as board:
+        failed = run_trials(left, jobs, sets, board, keep=True)
+    if failed:
+        raise RuntimeError("; ".join(f"{name}: {sentence}" for name, sentence in failed.items()))
+    runs = [read_run(trial.folder) for trial in trials]
+    if not quiet:
+        terminal.out.print(f"The runs are in {base}")
+    return [run.summary or {} for run in runs], runs[0].rounds[-1].measure
 
 
 def _over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
