@@ -154,7 +154,7 @@ class TestWrongInput:
             (["--algorithm", "nope"], "algorithm.name"),
             (["--algorithm", "no.such:module"], "cannot be imported"),
             (["--preset", "nope"], "algorithm.preset"),
-            (["--device", "tpu"], "cpu or cuda"),
+            (["--device", "tpu"], "cpu, cuda or cuda:K"),
             (["missing.toml"], "cannot be read"),
             (["--resume", "--out", "missing"], "cannot be read"),
             (["--resume"], "--out names the run"),

@@ -40,7 +40,7 @@ def reproduce(
     rows: Annotated[Path | None, typer.Option(help="A folder with rows of your own, one TOML file each.")] = None,
     allow: Allow = None,
     data: DataDir = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; else each row's own.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:K; else each row's own.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds; else as many as each row says.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="So many runs side by side on the CPU, one thread each.")] = 1,
     settings: Annotated[

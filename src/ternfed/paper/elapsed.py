@@ -126,10 +126,10 @@ def _second_round(federation: Federation) -> Callable[[], object]:
 
 
 def _seconds(side: Callable[[], object], device: str) -> float:
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.synchronize()
     start = time.perf_counter()
     side()
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter() - start

@@ -158,9 +158,10 @@ def measure_cell(
 
 def check_device(row: Row, device: str) -> None:
     """Refuse a GPU that is not there, and say what can be done instead."""
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"device = {device}: cpu or cuda is allowed")
-    if device == "cuda" and not torch.cuda.is_available():
+    kind = device.partition(":")[0]
+    if device != "cpu" and kind != "cuda":
+        raise ValueError(f"device = {device}: cpu, cuda or cuda:K is allowed")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"{row.name}: runs on a GPU ({row.about.minutes:g} min per seed on {row.about.machine}), and PyTorch "
             f"sees none here; --device cpu runs it without one, in {_on_a_cpu(row)}"
