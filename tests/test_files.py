@@ -7,7 +7,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ternfed.files import append_line, as_line, load_tensors, replacing, save_tensors, whole_lines, write_atomically
+from ternfed.files import (
+    append_line,
+    as_line,
+    load_tensors,
+    replacing,
+    save_tensors,
+    tensors_in,
+    whole_lines,
+    write_atomically,
+)
 
 
 class Killed(BaseException):
@@ -96,6 +105,16 @@ class TestTensors:
         (tmp_path / "file").write_bytes(data)
         with pytest.raises(ValueError, match=r"\w"):
             load_tensors(tmp_path / "file")
+        with pytest.raises(ValueError, match=r"."):
+            tensors_in(data)
+
+    def test_come_back_from_bytes_as_from_a_file(self, tmp_path: Path) -> None:
+        data = save_tensors({"b": torch.arange(3), "a": torch.ones(2, 2)}, {"order": ["b", "a"]})
+        (tmp_path / "file").write_bytes(data)
+        found, facts = tensors_in(data)
+        other, same = load_tensors(tmp_path / "file")
+        assert facts == same == {"order": ["b", "a"]}
+        assert all(torch.equal(found[name], other[name]) for name in ("a", "b"))
 
     def test_a_file_that_is_absent_is_an_error_of_the_system(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 KEY = "ternfed"
@@ -109,6 +109,15 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as stream:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
             return tensors, facts_of(stream.metadata())
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def tensors_in(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the facts of what `save_tensors` made; ValueError where it is no such thing."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        return load(data), facts_of(json.loads(data[8 : 8 + length]).get("__metadata__"))
     except SafetensorError as error:
         raise ValueError(str(error)) from error
 

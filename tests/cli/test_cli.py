@@ -96,6 +96,28 @@ class TestRun:
         result = call("run", "--resume", "--out", "mine", "--rounds", "4", "--json")
         assert json.loads(result.stdout)["rounds"] == 4
 
+    def test_seeds_side_by_side_give_the_bytes_of_one_after_another(self) -> None:
+        for jobs, out in (("1", "one"), ("2", "two")):
+            result = call("run", *SMALL, "--seeds", "2", "--jobs", jobs, "--out", out, "--json")
+            assert result.exit_code == 0, result.stderr
+            assert len(json.loads(result.stdout)["runs"]) == 2
+        for seed in ("seed-0", "seed-1"):
+            for name in ("rounds.jsonl", "last.safetensors"):
+                assert Path("one", seed, name).read_bytes() == Path("two", seed, name).read_bytes()
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["--jobs", "2"], "--jobs 2: is for several seeds"),
+            (["--jobs", "2", "--seeds", "2", "--workers", "2"], "--jobs 2 and --workers"),
+            (["--jobs", "2", "--seeds", "2", "--overwrite"], "--jobs 2 and --overwrite"),
+        ],
+    )
+    def test_jobs_that_make_no_sense_are_refused(self, arguments: list[str], sentence: str) -> None:
+        result = call("run", *SMALL, *arguments)
+        assert result.exit_code == 2
+        assert sentence in " ".join(result.stderr.split())
+
     def test_resume_goes_on_with_the_seeds_that_are_missing(self) -> None:
         call("run", *SMALL, "--out", "both/seed-0")
         before = Path("both/seed-0/timing.jsonl").read_bytes()  # never the same twice
@@ -132,7 +154,7 @@ class TestWrongInput:
             (["--algorithm", "nope"], "algorithm.name"),
             (["--algorithm", "no.such:module"], "cannot be imported"),
             (["--preset", "nope"], "algorithm.preset"),
-            (["--device", "tpu"], "cpu or cuda"),
+            (["--device", "tpu"], "cpu, cuda or cuda:K"),
             (["missing.toml"], "cannot be read"),
             (["--resume", "--out", "missing"], "cannot be read"),
             (["--resume"], "--out names the run"),

@@ -19,6 +19,7 @@ from ternfed.data.sets import from_arrays, load, normalise
 from ternfed.data.values import DataSet
 from ternfed.engines import simulate
 from ternfed.experiment.experiment import Experiment, ExperimentError
+from ternfed.round import crew
 from ternfed.round import federation as federation_module
 from ternfed.round.exchange import Broadcasts, collect
 from ternfed.round.federation import Federation, answer, open_federation
@@ -77,7 +78,7 @@ def test_the_result_does_not_depend_on_how_many_clients_are_trained_at_once(
     digits: DataSet, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = rounds(federation(digits, f"algorithm.name={algorithm}"))
-    monkeypatch.setattr(simulate, "CHUNK", 3)
+    monkeypatch.setattr(crew, "CHUNK", 3)
     apart = rounds(federation(digits, f"algorithm.name={algorithm}"))
     assert together[1] == apart[1]
     assert_same_model(together[0], apart[0])

@@ -341,7 +341,7 @@ class TestTheCommand:
             (["tiny-fedavgg"], "did you mean tiny-fedavg?"),
             (["tiny-fedavg", "--set", "training.rate=0.2"], "name another folder by --out"),
             (["tiny-fedavg", "--set", "training.rat=0.2", "--out", "mine"], "did you mean training.rate"),
-            (["tiny-fedavg", "--device", "tpu"], "cpu or cuda"),
+            (["tiny-fedavg", "--device", "tpu"], "cpu, cuda or cuda:K"),
             (["gpu", "--device", "cpu", "--data", "rows"], "TERNFED_DATA"),
             (["tiny-fedavg", "--rows", "nowhere"], "no such folder"),
         ],

@@ -14,7 +14,7 @@ from typing import Annotated
 import click.exceptions
 import typer
 
-from ternfed.cli import bench, demo, edge, network, plan, report, reproduce, run, runs, watch
+from ternfed.cli import bench, demo, edge, network, plan, report, reproduce, run, runs, sweep, watch
 
 app = typer.Typer(
     help="Federated learning over slow links: ternary networks, trits on the wire in both directions.",
@@ -34,8 +34,8 @@ FIRST, RUNS, NETWORK, MODELS, PAPER = (
 """The verbs' groups, in the order of use."""
 
 for verbs, panel in (
-    (demo, FIRST), (plan, FIRST), (run, RUNS), (watch, RUNS), (runs, RUNS), (report, RUNS), (network, NETWORK),
-    (edge, MODELS), (reproduce, PAPER), (bench, PAPER),
+    (demo, FIRST), (plan, FIRST), (run, RUNS), (sweep, RUNS), (watch, RUNS), (runs, RUNS), (report, RUNS),
+    (network, NETWORK), (edge, MODELS), (reproduce, PAPER), (bench, PAPER),
 ):  # fmt: skip
     verbs.add_to(app, panel)
 

@@ -32,7 +32,13 @@ Allow = Annotated[
     list[str] | None,
     typer.Option("--allow", help="A module of yours whose code a file may name; may be repeated."),
 ]
-Device = Annotated[str, typer.Option(help="Where to train: cpu or cuda.", autocompletion=one_of(("cpu", "cuda")))]
+Device = Annotated[
+    str, typer.Option(help="Where to train: cpu, cuda or cuda:K.", autocompletion=one_of(("cpu", "cuda")))
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Spread the clients over so many processes of this machine, one thread each."),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,7 +73,11 @@ def check_device(device: str) -> None:
     """ValueError for a device that does not exist, or is not in this machine."""
     import torch
 
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"--device {device}: cpu or cuda is allowed")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch sees no GPU here")
+    kind, colon, number = device.partition(":")
+    if device != "cpu" and (kind != "cuda" or (colon and not (number.isascii() and number.isdigit()))):
+        raise ValueError(f"--device {device}: cpu, cuda or cuda:K is allowed")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: PyTorch sees no GPU here")
+    if number and int(number) >= (count := torch.cuda.device_count()):
+        seen = "one GPU here, cuda:0" if count == 1 else f"{count} GPUs here, cuda:0 to cuda:{count - 1}"
+        raise ValueError(f"--device {device}: PyTorch sees {seen}")

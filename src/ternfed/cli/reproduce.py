@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ternfed.cli import terminal
@@ -17,10 +14,11 @@ from ternfed.cli.completion import one_of
 from ternfed.cli.completion import rows as row_names
 from ternfed.cli.options import Allow, DataDir, Json
 from ternfed.cli.terminal import answered
+from ternfed.cli.trials import Board, run_trials
 
 if TYPE_CHECKING:
-    from ternfed.paper.reproduce import Cell, DataSets, Tally
-    from ternfed.runs.records import Round
+    from ternfed.paper.reproduce import Cell, Tally
+    from ternfed.sweep.trial import DataSets
 
 RESULTS = Path("results")
 
@@ -42,7 +40,7 @@ def reproduce(
     rows: Annotated[Path | None, typer.Option(help="A folder with rows of your own, one TOML file each.")] = None,
     allow: Allow = None,
     data: DataDir = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; else each row's own.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:K; else each row's own.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds; else as many as each row says.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="So many runs side by side on the CPU, one thread each.")] = 1,
     settings: Annotated[
@@ -106,94 +104,21 @@ def _left(cells: Sequence[Cell], device: str | None, again: bool, data: DataSets
 def _run(
     cells: Sequence[Cell], total: int, jobs: int, data: DataSets, device: str | None, keep: bool, quiet: bool
 ) -> dict[str, str]:
-    """The cells that are left, with their progress on standard error; what stopped those that failed."""
-    failed = {}
-    with _bars(quiet) as progress:
-        board = _Board(progress, progress.add_task("cells", total=total, completed=total - len(cells), facts=""))
-        # Closed at once when the user interrupts, and the jobs with it.
-        with closing(_outcomes(cells, jobs, data, device, keep, board)) as outcomes:
-            for cell, outcome in outcomes:
-                board.end(cell)
-                if isinstance(outcome, Exception):
-                    failed[cell.name] = str(outcome) or type(outcome).__name__
+    """The cells that are left: runs first, then measurements of time; what stopped those that failed."""
+    from ternfed.paper.reproduce import measure_cell
+
+    runs = [cell.trial(device) for cell in cells if cell.row.about.kind == "run"]
+    with Board.shown(quiet, "cells", total, total - len(cells)) as board:
+        failed = run_trials(runs, jobs, data, board, keep=keep)
+        for cell in cells:
+            if cell.row.about.kind == "elapsed":
+                board.begin(cell.name, None)
+                try:
+                    measure_cell(cell.row, cell.results, data, device, settings=cell.settings, again=True)
+                except (ValueError, OSError, RuntimeError) as error:  # the others may still succeed
+                    failed[cell.name] = str(error) or type(error).__name__
+                board.end(cell.name)
     return failed
-
-
-def _outcomes(
-    cells: Sequence[Cell], jobs: int, data: DataSets, device: str | None, keep: bool, board: _Board
-) -> Generator[tuple[Cell, dict[str, Any] | Exception]]:
-    """Runs on the CPU side by side, then those that want a GPU to themselves, then measurements of time."""
-    from ternfed.paper.reproduce import measure_cell, run_cell, run_side_by_side
-
-    runs = [cell for cell in cells if cell.row.about.kind == "run"]
-    many = [cell for cell in runs if jobs > 1 and (device or cell.row.about.device) == "cpu"]
-    if many:
-        yield from run_side_by_side(many, jobs, data.folder, device, board.tell, keep)
-    alone = [cell for cell in runs if cell not in many] + [cell for cell in cells if cell not in runs]
-    for cell in alone:
-        board.begin(cell)
-        row, given = cell.row, cell.settings
-        try:
-            if row.about.kind == "elapsed":
-                yield cell, measure_cell(row, cell.results, data, device, settings=given, again=True)
-                continue
-            tell = board.teller(cell)
-            yield cell, run_cell(row, cell.seed, cell.results, data, device, tell, settings=given, keep=keep)
-        except (ValueError, OSError, RuntimeError) as error:  # the others may still succeed
-            yield cell, error
-
-
-def _bars(quiet: bool) -> Progress:
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=terminal.err, disable=quiet)
-
-
-@dataclass
-class _Running:
-    task: TaskID
-    up: int = 0
-    down: int = 0
-    reached: str = ""
-    """The score after the last round."""
-
-
-class _Board:
-    """A bar for all cells, and one for each that is running."""
-
-    def __init__(self, progress: Progress, whole: TaskID) -> None:
-        self._progress, self._whole = progress, whole
-        self._running: dict[str, _Running] = {}
-
-    def begin(self, cell: Cell) -> _Running:
-        if cell.name not in self._running:
-            total = cell.experiment().federation.rounds if cell.row.about.kind == "run" else None
-            self._running[cell.name] = _Running(self._progress.add_task(cell.name, total=total, facts="starting"))
-        return self._running[cell.name]
-
-    def tell(self, cell: Cell, outcome: Round) -> None:
-        bar = self.begin(cell)
-        bar.up, bar.down = bar.up + outcome.bytes_up, bar.down + outcome.bytes_down
-        bar.reached = outcome.measure.text(cell.result(outcome))
-        facts = terminal.round_facts(outcome, cell.result(outcome), bar.up, bar.down)
-        self._progress.update(bar.task, completed=outcome.round, facts=facts)
-
-    def teller(self, cell: Cell) -> Callable[[Round], None]:
-        return lambda outcome: self.tell(cell, outcome)
-
-    def end(self, cell: Cell) -> None:
-        """One line stays of it, so that a log shows when each cell was done."""
-        bar = self.begin(cell)
-        if not self._progress.disable:
-            line = f"{cell.name} {bar.reached.strip()}".rstrip()
-            self._progress.console.print(line, highlight=False, markup=False)
-        self._progress.remove_task(bar.task)
-        self._progress.advance(self._whole)
 
 
 def _plain(tally: Tally) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""The verb that trains in this process: `run`."""
+"""The verb that trains, in this process and in others that it is told of: `run`."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +31,13 @@ from ternfed.cli.options import (
     Settings,
     Track,
     Watch,
-    check_device,
+    Workers,
 )
 from ternfed.cli.progress import Shown, Style, style_of
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
+    from ternfed.cli.ranks import Team
     from ternfed.experiment.experiment import Experiment
     from ternfed.task import Measure
 
@@ -80,10 +82,12 @@ def run(
         typer.Option(help="Named settings of the algorithm, for example `paper`.", autocompletion=one_of(PRESETS)),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Every random draw follows from it.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds, one after another.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="So many seeds side by side on the CPU, one thread each.")] = 1,
     settings: Settings = None,
     allow: Allow = None,
     device: Device = "cpu",
+    workers: Workers = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -130,9 +134,15 @@ def run(
     log_json: LogJson = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment in this process. Every message is really encoded, every byte counted."""
+    """Run an experiment: here, or under torchrun on many machines. Every message is encoded, every byte counted."""
     flags = locals()
     with answered(interrupted=GOES_ON):
+        from ternfed.cli.ranks import gathered, work
+        from ternfed.engines.ranks.place import place_of
+
+        if (place := place_of()) is not None and place.rank > 0:
+            work(place, device, data)
+            return
         from ternfed.cli.watch import watched
         from ternfed.experiment.experiment import Experiment
         from ternfed.runs.folder import fresh_folder
@@ -146,15 +156,20 @@ def run(
         resumed = out if resume and seeds == 1 else None
         experiment = Experiment.given(file, [*given, *(settings or [])], resumed, allow or ())
         base = out or fresh_folder(experiment.name)
-        how = How(data, device, overwrite, tuple(track or ()), style_of(as_json, log_json))
-        results: list[dict[str, Any]] = []
-        with watched(base, watch, metrics):
-            for offset in range(seeds):
-                one = experiment.with_settings([f"seed={experiment.seed + offset}"]) if offset else experiment
-                folder = base if seeds == 1 else base / f"seed-{one.seed}"
-                go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
-                summary, measure = _run_one(one, folder, go_on, how, as_json)
-                results.append(summary)
+        how = How(data, overwrite, tuple(track or ()), style_of(as_json, log_json))
+        each = [experiment.with_settings([f"seed={experiment.seed + k}"]) if k else experiment for k in range(seeds)]
+        if jobs > 1:
+            _check_jobs(flags, place is not None)
+            with watched(base, watch, metrics):
+                results, measure = _run_side_by_side(each, base, jobs, device, data, quiet=as_json)
+        else:
+            results = []
+            with watched(base, watch, metrics), gathered(workers, device, data) as team:
+                for one in each:
+                    folder = base if seeds == 1 else base / f"seed-{one.seed}"
+                    go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun
+                    summary, measure = _run_one(one, folder, go_on, how, team, as_json)
+                    results.append(summary)
         if as_json:
             terminal.print_json(results[0] if seeds == 1 else _over_seeds(results))
         elif seeds > 1:
@@ -169,14 +184,13 @@ class How:
     """What all seeds of a command share."""
 
     data: Path | None
-    device: str
     overwrite: bool
     track: tuple[str, ...]
     style: Style
 
 
 def _run_one(
-    experiment: Experiment, folder: Path, resume: bool, how: How, quiet: bool
+    experiment: Experiment, folder: Path, resume: bool, how: How, team: Team, quiet: bool
 ) -> tuple[dict[str, Any], Measure]:
     """One run into one folder, with its progress on standard error: its summary, and how its scores are read."""
     from ternfed.engines.simulate import record_into
@@ -185,14 +199,20 @@ def _run_one(
     from ternfed.runs.records import warnings_of
     from ternfed.track.tracker import tracking
 
-    check_device(how.device)
-    federation = open_federation(experiment, experiment.load_data(how.data), how.device)
+    federation = open_federation(experiment, experiment.load_data(how.data), team.device)
     experiment = federation.experiment
+    crew = team.crew(federation)
     told: list[Shown] = []
     with ExitStack() as stack:
         started = stack.enter_context(leaving_nothing(folder))
         target, past, coming = record_into(
-            folder, federation, how.device, resume=resume, overwrite=how.overwrite, tell=lambda now: told[0].tell(now)
+            folder,
+            federation,
+            team.device,
+            resume=resume,
+            overwrite=how.overwrite,
+            tell=lambda now: told[0].tell(now),
+            crew=crew,
         )
         stack.enter_context(target)
         told.append(shown := Shown(experiment.federation.rounds, experiment.name, how.style, past))
@@ -212,6 +232,52 @@ def _run_one(
     for sentence in (*summary["warnings"], *trackers.failed):
         shown.warn(sentence)
     return summary, rounds[-1].measure
+
+
+NOT_WITH_JOBS = {
+    "workers": "--workers spreads one run; give one of the two",
+    "track": "runs side by side are not tracked; leave one of the two out",
+    "overwrite": "name another folder by --out",
+    "log_json": "rounds of several runs side by side are in their folders",
+}
+"""Options that several seeds side by side cannot have, and what to do."""
+
+
+def _check_jobs(flags: Mapping[str, Any], has_ranks: bool) -> None:
+    """Refuse what does not go with `--jobs`, before anything runs."""
+    named = f"--jobs {flags['jobs']}"
+    if flags["seeds"] == 1:
+        raise ValueError(f"{named}: is for several seeds (--seeds); --workers spreads the clients of one run")
+    if flags["device"] != "cpu" or has_ranks:
+        raise ValueError(f"{named}: runs side by side are for one machine's CPU; leave it out")
+    for option, instead in NOT_WITH_JOBS.items():
+        if flags[option]:
+            raise ValueError(f"{named} and --{option.replace('_', '-')}: {instead}")
+    base = flags["out"]
+    if base is not None and base.exists() and any(base.iterdir()) and not flags["resume"]:
+        raise ValueError(f"{base}: is not empty; resume its runs by --resume, or name another folder")
+
+
+def _run_side_by_side(
+    each: Sequence[Experiment], base: Path, jobs: int, device: str, data: Path | None, quiet: bool
+) -> tuple[list[dict[str, Any]], Measure]:
+    """One run per seed, so many at a time: their summaries, and how their scores are read."""
+    from ternfed.cli.trials import Board, run_trials
+    from ternfed.round.federation import open_federation
+    from ternfed.runs.folder import read_run
+    from ternfed.sweep.trial import DataSets, Trial
+
+    trials = [Trial(f"seed-{one.seed}", one.to_table(), base / f"seed-{one.seed}", device) for one in each]
+    left, sets = [trial for trial in trials if trial.standing() != "finished"], DataSets(data)
+    open_federation(each[0], sets.get(each[0]))  # whatever is wrong is said before anything runs
+    with Board.shown(quiet, "seeds", len(trials), len(trials) - len(left)) as board:
+        failed = run_trials(left, jobs, sets, board, keep=True)
+    if failed:
+        raise RuntimeError("; ".join(f"{name}: {sentence}" for name, sentence in failed.items()))
+    runs = [read_run(trial.folder) for trial in trials]
+    if not quiet:
+        terminal.out.print(f"The runs are in {base}")
+    return [run.summary or {} for run in runs], runs[0].rounds[-1].measure
 
 
 def _over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,16 +1,15 @@
 """The in-process engine: a whole federation on one machine, every message really encoded, and what it says decoded.
 
 `open_federation` makes everything an experiment needs, `play` runs its rounds, `record_into` does so into a run folder.
+A crew may train the clients elsewhere (`round/crew.py`); the server's half is always here.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -22,23 +21,21 @@ from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds, accepted
 from ternfed.round.audit import finished, is_audited
+from ternfed.round.crew import Answer, Crew, train_here
 from ternfed.round.exchange import Broadcast, Broadcasts, collect
-from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
+from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation
 from ternfed.round.intake import Intake
 from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunError, RunFolder, Saved
 from ternfed.runs.live import ClientState, LiveFile, Moment, Phase, Tell, both, tell_nobody
 from ternfed.task import Task
-from ternfed.training.choose import train_recovering
+from ternfed.wire import Message
 
 __all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
 
 PARTS = ("model.ternary", "model.trainable", "model.weights")
 """What can be said of a model that is given."""
-
-CHUNK = 256
-"""So many clients are trained, and their models held, at a time."""
 
 SHOWN = 200
 """Clients of a round whose states are told one by one; of more, the first."""
@@ -51,11 +48,13 @@ class DivergedError(RuntimeError):
     """Training ended in NaN or infinity on every client of a round."""
 
 
-def play(federation: Federation, state: State | None = None, tell: Tell = tell_nobody) -> Iterator[tuple[State, Round]]:
-    """The rounds that are left, one after another; `tell` hears what happens inside one."""
+def play(
+    federation: Federation, state: State | None = None, tell: Tell = tell_nobody, crew: Crew | None = None
+) -> Iterator[tuple[State, Round]]:
+    """The rounds that are left, one after another; `tell` hears what happens inside one, `crew` trains the clients."""
     state = state or federation.open()
     while state.round < federation.experiment.federation.rounds:
-        state, outcome = play_round(federation, state, tell)
+        state, outcome = play_round(federation, state, tell, crew)
         yield state, outcome
 
 
@@ -101,7 +100,11 @@ def federate(
 
 
 def record(
-    federation: Federation, folder: RunFolder, saved: Saved | None = None, tell: Tell = tell_nobody
+    federation: Federation,
+    folder: RunFolder,
+    saved: Saved | None = None,
+    tell: Tell = tell_nobody,
+    crew: Crew | None = None,
 ) -> Iterator[Round]:
     """The rounds that are left, each written to the run folder; checkpoints every few seconds and at the end."""
     frozen, before = federation.network.digest, None
@@ -109,7 +112,7 @@ def record(
         before = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, frozen)
     last = time.monotonic()
     folder.note_partition(federation.class_counts())
-    for state, outcome in play(federation, before, both(LiveFile(folder.path).tell, tell)):
+    for state, outcome in play(federation, before, both(LiveFile(folder.path).tell, tell), crew):
         folder.append(outcome)
         is_best = state.best_round == state.round
         is_last = state.round == federation.experiment.federation.rounds
@@ -127,6 +130,7 @@ def record_into(
     resume: bool = False,
     overwrite: bool = False,
     tell: Tell = tell_nobody,
+    crew: Crew | None = None,
 ) -> tuple[RunFolder, list[Round], Iterator[Round]]:
     """A run folder, begun or resumed; the rounds it holds already, and those to come as they are recorded."""
     experiment = federation.experiment
@@ -136,10 +140,10 @@ def record_into(
         if measure not in (None, own):
             folder.close()
             raise RunError(f"{path}: its rounds are scored by {past[-1].metric}, and those to come by {own.name}")
-        return folder, past, record(federation, folder, saved, tell)
+        return folder, past, record(federation, folder, saved, tell, crew)
     size = _checkpoint_bytes(federation)
     folder = RunFolder.create(path, experiment, overwrite=overwrite, checkpoint_bytes=size, device=device)
-    return folder, [], record(federation, folder, tell=tell)
+    return folder, [], record(federation, folder, tell=tell, crew=crew)
 
 
 def _checkpoint_bytes(federation: Federation) -> int:
@@ -151,22 +155,38 @@ def _checkpoint_bytes(federation: Federation) -> int:
     return kept + sum(tensor.nbytes for tensor in pack(state)[0].values())
 
 
-def play_round(federation: Federation, state: State, tell: Tell = tell_nobody) -> tuple[State, Round]:
+def play_round(
+    federation: Federation, state: State, tell: Tell = tell_nobody, crew: Crew | None = None
+) -> tuple[State, Round]:
     """One round: broadcast, local training, uploads, average, update, evaluation."""
     number, clock, traffic = state.round + 1, Clock(), Traffic()
     chosen = federation.chosen(number)
     inside = _Inside(Moment(number, "broadcast", time.time(), dict.fromkeys(chosen[:SHOWN], "asked")), tell)
     broadcasts = Broadcasts(federation.algorithm, state.server, number, state.broadcasts, state.holders)
-    received = _download(broadcasts, chosen, traffic)
+    for client in chosen:
+        traffic.add_download(broadcasts.for_client(client).data)
     clock.lap("broadcast")
-    memories = dict(state.memories)
+    inside.reach("train")
+    if crew is None:
+        answers = train_here(federation, number, broadcasts.any(), chosen, state.memories, clock)
+    else:
+        answers = crew(broadcasts, chosen, state.memories, clock)
     arrived = Intake.of(
         federation.algorithm, broadcasts.any(), federation.registered, len(chosen), is_audited(federation)
     )
-    dropped: dict[int, str] = {}
-    waiting = iter(chosen)
-    while chunk := list(islice(waiting, CHUNK)):
-        dropped |= _train_and_upload(federation, number, chunk, received, memories, arrived, traffic, clock, inside)
+    memories, dropped = dict(state.memories), dict[int, str]()
+    for answer in answers:
+        try:
+            message = _taken_in(federation, number, broadcasts.any(), answer, arrived)
+        except (NonFiniteError, NotSummable, NotFinite, OutOfBounds) as error:
+            # It goes on from where it stood before the round.
+            dropped[answer.client] = f"client {answer.client}: {error}"
+            inside.client(answer.client, "dropped")
+            continue
+        memories[answer.client] = answer.memory
+        traffic.add_upload(answer.data, message, federation.algorithm, broadcasts.any())
+        clock.lap("upload")
+        inside.client(answer.client, "done")
     if len(dropped) == len(chosen):
         reason = dropped[chosen[0]]
         raise DivergedError(f"training diverged on every client of round {number} ({reason}); lower training.rate")
@@ -174,6 +194,16 @@ def play_round(federation: Federation, state: State, tell: Tell = tell_nobody) -
     after = RoundOutcome(broadcasts, holders, memories, missing=tuple(dropped), dropped=tuple(dropped.values()))
     inside.reach("aggregate")
     return conclude(federation, state, finished(federation, state, arrived), traffic, clock, after)
+
+
+def _taken_in(federation: Federation, number: int, broadcast: Broadcast, answer: Answer, arrived: Intake) -> Message:
+    """What a client sent, once it is part of the aggregation; what is wrong with it is raised by name."""
+    if answer.diverged is not None:
+        raise NonFiniteError(answer.diverged)
+    message = collect(federation.algorithm, answer.data, broadcast)
+    sender = federation.site(answer.client).client(number)
+    arrived.add(answer.client, accepted(federation.algorithm, federation.network, message, broadcast, sender, Bounds()))
+    return message
 
 
 class _Inside:
@@ -191,59 +221,3 @@ class _Inside:
         if index in self._moment.clients:
             self._moment = self._moment.with_client(index, state)
             self._tell(self._moment)
-
-
-def _download(broadcasts: Broadcasts, chosen: Sequence[int], traffic: Traffic) -> dict[int, Broadcast]:
-    """What each client receives, and what that costs."""
-    received = {}
-    for client in chosen:
-        data, received[client] = broadcasts.for_client(client)
-        traffic.add_download(data)
-    return received
-
-
-def _train_and_upload(
-    federation: Federation,
-    number: int,
-    chunk: Sequence[int],
-    received: Mapping[int, Broadcast],
-    memories: dict[int, Any],
-    arrived: Intake,
-    traffic: Traffic,
-    clock: Clock,
-    inside: _Inside,
-) -> dict[int, str]:
-    """The clients' halves: start, local training, finish; their uploads go into the aggregation as they arrive.
-
-    A client whose training diverged has nothing to send, and goes on from where it stood before the round; the reasons
-    come back, one for each.
-    """
-    dropped = {}
-    fresh = federation.algorithm.client_memory
-    sites = [federation.site(index) for index in chunk]
-    works, prepared = [], []
-    for site in sites:
-        work, memory = prepare(site, number, received[site.index], memories.get(site.index, fresh()))
-        works.append(work)
-        prepared.append(memory)
-    clock.lap("prepare")
-    inside.reach("train")
-    outcomes = train_recovering(federation.trainer, works, federation.algorithm.retries)
-    for site, work, started, trained in zip(sites, works, prepared, outcomes, strict=True):
-        clock.lap("train")
-        broadcast = received[site.index]
-        try:
-            data, memory = upload(site, number, broadcast, started, work, trained)
-            message = collect(federation.algorithm, data, broadcast)
-            sender, bounds = site.client(number), Bounds()
-            meaning = accepted(federation.algorithm, federation.network, message, broadcast, sender, bounds)
-            arrived.add(site.index, meaning)
-        except (NonFiniteError, NotSummable, NotFinite, OutOfBounds) as error:
-            dropped[site.index] = f"client {site.index}: {error}"
-            inside.client(site.index, "dropped")
-            continue
-        memories[site.index] = memory
-        traffic.add_upload(data, message, federation.algorithm, broadcast)
-        clock.lap("upload")
-        inside.client(site.index, "done")
-    return dropped

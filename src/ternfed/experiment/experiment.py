@@ -107,8 +107,8 @@ class Experiment:
         Code that the file names (`module:function`) must be of a module in `allow`, or of one that a setting names.
         """
         settings = list(settings)
-        # What a row of the paper's tables says about itself (rows.py) is no setting of its experiment.
-        table = {key: value for key, value in read_table(path).items() if key != "reproduce"}
+        # What a row of the paper's tables says about itself (rows.py), or a sweep, is no setting of its experiment.
+        table = {key: value for key, value in read_table(path).items() if key not in ("reproduce", "sweep")}
         whole = override(table, settings)
         named_again = [module for _, _, module in code_in(override({}, settings))]
         check_code(whole, (*allow, *named_again), str(path))

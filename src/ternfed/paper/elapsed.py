@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, open_federation, prepare
 from ternfed.runs.environment import environment
 from ternfed.runs.folder import RunError
+from ternfed.sweep.trial import one_thread as one_thread
 
 FILE = "elapsed.json"
 
@@ -69,17 +69,6 @@ def measure(experiment: Experiment, data: DataSet, device: str, repetitions: int
         "environment": where,
         "settings": experiment.to_table(),
     }
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """PyTorch computes in one thread meanwhile: a second one makes small kernels slower, and rounds differently."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def read(folder: Path) -> Table | None:
@@ -137,10 +126,10 @@ def _second_round(federation: Federation) -> Callable[[], object]:
 
 
 def _seconds(side: Callable[[], object], device: str) -> float:
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.synchronize()
     start = time.perf_counter()
     side()
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter() - start

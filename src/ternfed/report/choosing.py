@@ -20,6 +20,7 @@ from ternfed.report.accuracy import (
 )
 from ternfed.report.labels import Comparison, by_comparison, comparison_of, rounds_label
 from ternfed.report.tables import NONE, Sheet
+from ternfed.runs.records import judged_rounds
 
 
 def ablation(groups: Sequence[Group]) -> Sheet | None:
@@ -119,7 +120,7 @@ def tuning(groups: Sequence[Group]) -> Sheet | None:
 def best_rate(by_rate: Mapping[float, Group]) -> str:
     """The rate that judged best, all its seeds finished, and whether better ones may lie beyond those tried."""
     whole = {rate: group for rate, group in by_rate.items() if all(run.finished for run in group.runs)}
-    judged = {rate: group.validation(_judged(group)) for rate, group in whole.items()}
+    judged = {rate: group.validation(judged_rounds(group.length)) for rate, group in whole.items()}
     best = max(((value.mean, rate) for rate, value in judged.items() if value is not None), default=None)
     if best is None:
         return NONE
@@ -133,12 +134,7 @@ def judged_text(group: Group) -> str:
     if not done:
         return f"ended in round {max(len(run.rounds) for run in group.runs) + 1}"
     seeds = "" if done == len(group.runs) else f" ({done} of {len(group.runs)} seeds)"
-    return validation_text(group, _judged(group)) + seeds
-
-
-def _judged(group: Group) -> int:
-    """So many last rounds: one alone depends on chance."""
-    return max(3, group.length // 10)
+    return validation_text(group, judged_rounds(group.length)) + seeds
 
 
 def rate_of(group: Group) -> float:

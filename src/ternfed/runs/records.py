@@ -205,6 +205,11 @@ def best_round(rounds: Sequence[Round]) -> Round:
     return max(judged, key=lambda record: (_goodness(record), -record.round)) if judged else rounds[-1]
 
 
+def judged_rounds(length: int) -> int:
+    """So many last rounds of a run settings are chosen by: a tenth, three at least, because one depends on chance."""
+    return max(3, length // 10)
+
+
 def _goodness(record: Round) -> float:
     return -math.inf if record.validation is None else record.measure.goodness(record.validation)
 

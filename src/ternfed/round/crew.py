@@ -1,0 +1,61 @@
+"""Who trains the clients of a round: a crew gets what they receive and remember, and gives what they send.
+
+`train_here` is the crew of one process. Another engine may be a crew too: `engines/ranks` spreads the clients over
+several processes, and each of them calls `train_here`. Answers come in the order in which the clients were named, so
+that whatever the server does with them does not depend on the crew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ternfed.quantize.ternary import NonFiniteError
+from ternfed.round.exchange import Broadcast, Broadcasts
+from ternfed.round.federation import Federation, prepare, upload
+from ternfed.round.traffic import Clock
+from ternfed.training.choose import train_recovering
+
+CHUNK = 256
+"""So many clients are trained, and their models held, at a time."""
+
+
+class Answer(NamedTuple):
+    """What comes from one client."""
+
+    client: int
+    data: bytes
+    """Its upload; empty where it has none."""
+    memory: Any
+    """What it will remember, if its upload counts."""
+    diverged: str | None = None
+    """Why it has nothing to send."""
+
+
+Crew = Callable[[Broadcasts, Sequence[int], Mapping[int, Any], Clock], Iterator[Answer]]
+"""Trains these clients of a round, from what they remember; their answers, in their order."""
+
+
+def train_here(
+    federation: Federation,
+    number: int,
+    broadcast: Broadcast,
+    clients: Sequence[int],
+    memories: Mapping[int, Any],
+    clock: Clock,
+) -> Iterator[Answer]:
+    """The clients' halves of a round in this process: start, local training, finish."""
+    for at in range(0, len(clients), CHUNK):
+        sites = [federation.site(index) for index in clients[at : at + CHUNK]]
+        fresh = federation.algorithm.client_memory
+        ready = [prepare(site, number, broadcast, memories.get(site.index, fresh())) for site in sites]
+        clock.lap("prepare")
+        outcomes = train_recovering(federation.trainer, [work for work, _ in ready], federation.algorithm.retries)
+        for site, (work, started), trained in zip(sites, ready, outcomes, strict=True):
+            clock.lap("train")
+            try:
+                data, memory = upload(site, number, broadcast, started, work, trained)
+            except NonFiniteError as error:
+                yield Answer(site.index, b"", None, str(error))
+            else:
+                yield Answer(site.index, data, memory)

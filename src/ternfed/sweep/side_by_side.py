@@ -1,0 +1,103 @@
+"""Trials in several processes of one thread each, told of through their folders."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from ternfed.experiment.settings import Table
+from ternfed.runs.records import Round, read_rounds
+from ternfed.sweep.trial import DataSets, Trial, run_trial
+
+POLL_SECONDS = 0.5
+
+
+def run_side_by_side(
+    trials: Sequence[Trial],
+    jobs: int,
+    data: Path | None = None,
+    on_round: Callable[[Trial, Round], None] | None = None,
+    *,
+    keep: bool = False,
+) -> Iterator[tuple[Trial, Table | Exception]]:
+    """`run_trial` in so many processes; each trial as it ends, with its summary or what stopped it.
+
+    Each process reads the data sets of the folder `data` for itself. Whoever stops listening ends the processes at
+    once: a run may be killed at any moment, and is resumed later.
+    """
+    tell = on_round or (lambda trial, outcome: None)
+    before = set(multiprocessing.active_children())
+    seen = {trial.name: 0 for trial in trials}
+    with ProcessPoolExecutor(jobs, mp_context=_start_method(), initializer=_be_a_job, initargs=(data,)) as pool:
+        waiting: dict[Future[Table], Trial] = {}
+        try:
+            for trial in trials:
+                waiting[pool.submit(_run, trial, keep)] = trial
+            while waiting:
+                done, _ = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
+                for trial in waiting.values():
+                    # The folder is how one hears of another process's rounds.
+                    rounds = read_rounds(trial.folder / "rounds.jsonl")[0]
+                    for outcome in rounds[seen[trial.name] :]:
+                        tell(trial, outcome)
+                    seen[trial.name] = max(seen[trial.name], len(rounds))
+                for future in done:
+                    yield waiting.pop(future), _outcome(future)
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            for child in set(multiprocessing.active_children()) - before:
+                child.terminate()
+            raise
+
+
+def _start_method() -> BaseContext:
+    """Not a plain fork, which PyTorch's threads do not survive: a fork of a server that has only imported."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ternfed.sweep.side_by_side"])
+    return context
+
+
+_job_data: DataSets | None = None
+"""Of a process that is a job: it ends with its pool, and the data sets with it."""
+
+
+def _be_a_job(data: Path | None) -> None:
+    """One thread, because the cores belong to the other jobs; the terminal's Ctrl-C is the first process's to hear."""
+    global _job_data
+    _job_data = DataSets(data)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    if (first := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(first,), daemon=True).start()
+
+
+def _end_with(first: BaseProcess) -> None:
+    """A job whose first process was killed must not go on unseen."""
+    first.join()
+    os._exit(1)
+
+
+def _run(trial: Trial, keep: bool) -> Table:
+    return run_trial(trial, _job_data, keep=keep)
+
+
+def _outcome(future: Future[Table]) -> Table | Exception:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return RuntimeError("a process ended before its run did; the same command resumes it")
+    except Exception as error:
+        return error
