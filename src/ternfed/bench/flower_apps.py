@@ -6,11 +6,13 @@ The app is Flower's quickstart: its network of 62,006 weights, plain SGD, equal 
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -222,20 +224,49 @@ def modes(names: Sequence[str] | None = None) -> list[str]:
 
 
 def run(
-    rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int], name: str = "mnist", bits_up: float = TRITS
+    rows: Iterable[Case],
+    modes: Sequence[str],
+    seeds: Iterable[int],
+    name: str = "mnist",
+    bits_up: float = TRITS,
+    kept: Path | None = None,
 ) -> Iterator[Outcome]:
-    """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row."""
+    """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row.
+
+    `kept` is a file of outcomes, one JSON object per line: those in it are not run again, new ones are added.
+    """
     import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     check_bits(bits_up)
-    chosen = list(seeds)
+    chosen, known = list(seeds), {} if kept is None else read_outcomes(kept)
     for case in rows:
         for mode in modes:
             if mode == PLAIN and case.norm and case.strategy == "QFedAvg":
                 continue  # it multiplies whole numbers by a float in place
             for seed in chosen:
-                yield play(case, mode, seed, data(name), bits_up=bits_up)
+                outcome = known.get((case, mode, seed))
+                if outcome is None:
+                    outcome = play(case, mode, seed, data(name), bits_up=bits_up)
+                    if kept is not None:
+                        with kept.open("a", encoding="utf-8") as stream:
+                            stream.write(json.dumps(asdict(outcome)) + "\n")
+                yield outcome
+
+
+def read_outcomes(file: Path) -> dict[tuple[Case, str, int], Outcome]:
+    """The outcomes in a file, by what was run; none where there is no file. ValueError where it is another file."""
+    if not file.exists():
+        return {}
+    found: dict[tuple[Case, str, int], Outcome] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            table = json.loads(line)
+            outcome = Outcome(**{**table, "case": Case(**table["case"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{file}, line {number}: is no outcome of this benchmark") from error
+        found[outcome.case, outcome.mode, outcome.seed] = outcome
+    return found
 
 
 def table(outcomes: Iterable[Outcome]) -> str:

@@ -216,6 +216,9 @@ def flower(
     seeds: Annotated[int, typer.Option(min=1, help="The number of seeds, from 0 on.")] = 3,
     dataset: Annotated[str, typer.Option(help="mnist or digits.")] = "mnist",
     bits_up: Annotated[float, typer.Option(help="Bits of an upload in the mode updates: 1 to 4; 1.5: trits.")] = 1.5,
+    keep: Annotated[
+        Path | None, typer.Option(help="A file of outcomes: those in it are not run again, new ones are added.")
+    ] = None,
 ) -> None:
     """A Flower app with and without ternfed's two lines: accuracy and bytes by strategy and mode, in one process."""
     with answered():
@@ -224,7 +227,7 @@ def flower(
 
         need_flower()
         rows = bench.cases(strategies)
-        _print(bench.table(_measured(bench.run(rows, bench.modes(modes), range(seeds), dataset, bits_up))))
+        _print(bench.table(_measured(bench.run(rows, bench.modes(modes), range(seeds), dataset, bits_up, keep))))
 
 
 def _measured(rows: Iterable[Anything]) -> list[Anything]:

@@ -233,7 +233,7 @@ def _train_and_upload(
         clock.lap("train")
         broadcast = received[site.index]
         try:
-            data, memory = upload(site, number, broadcast, started, work, trained)
+            data, memory = upload(site, number, broadcast, started, work.order, trained)
             message = collect(federation.algorithm, data, broadcast)
             sender, bounds = site.client(number), Bounds()
             meaning = accepted(federation.algorithm, federation.network, message, broadcast, sender, bounds)

@@ -88,6 +88,7 @@ def run_client(config: ClientConfig, speak: Say) -> int:
     adapter.need_flower()
     adapter.set_up(config.state / "flower")
     torch.set_num_threads(config.threads)
+    processes.give_memory_back()
     certificates, key = config.certificates, config.certificates.client_key(config.setup.index)
     certificates.need_from_server(certificates.authority, key)
     private_key, context = read_private_key(key), certificates.client_context()

@@ -55,6 +55,7 @@ def serve(
     other threads.
     """
     adapter.need_flower()
+    processes.give_memory_back()
     clients = plan.experiment.federation.clients
     need(clients > 0, "federation.clients", clients, "a deployment needs to know how many there are: --clients N")
     with ExitStack() as stack:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms.algorithm import Network
 from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import Certificates, public_bytes
@@ -23,8 +24,8 @@ from ternfed.engines.flower.moments import moment_of
 from ternfed.engines.flower.uploads import accept
 from ternfed.round.acceptance import Bounds
 from ternfed.round.audit import finished, is_audited
-from ternfed.round.exchange import Broadcasts
-from ternfed.round.federation import Federation, RoundOutcome, conclude
+from ternfed.round.exchange import Broadcast, Broadcasts
+from ternfed.round.federation import Federation, RoundOutcome, conclude, let_go
 from ternfed.round.intake import Intake
 from ternfed.round.state import State, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
@@ -128,7 +129,7 @@ def open_connections(federation: Federation, listen: ListenAddress, folder: Path
 
 def largest_upload(network: Network) -> int:
     """Bytes that an upload may have: four times the model, whatever the algorithm sends, and a megabyte besides."""
-    return 4 * sum(tensor.nbytes for tensor in network.weights().values()) + (1 << 20)
+    return 4 * network.schema().size + (1 << 20)
 
 
 def wait_for_clients(connections: Connections, count: int, terms: Terms, say: Say, round: int = 1) -> None:
@@ -155,6 +156,8 @@ def record(
     state = federation.open()
     if saved is not None:
         state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, federation.network.digest)
+        del saved
+    let_go(federation.network, federation.algorithm)
     while state.round < federation.experiment.federation.rounds:
         state, outcome, by_client = play_round(federation, connections, state, terms, say)
         folder.append(outcome)
@@ -184,7 +187,7 @@ def play_round(
                 missing=tuple(sorted(set(attempt.chosen) - set(attempt.holders))),
                 dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
             )
-            uploads = finished(federation, state, attempt.arrived)
+            uploads = attempt.finished()
             return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), by_client
         for client in sorted(attempt.dropped):
             say(f"round {state.round + 1}: {attempt.dropped[client]}")
@@ -221,9 +224,20 @@ class _Attempt:
         self._pending: dict[str, tuple[int, int | None]] = {}
         """Messages without a reply: to whom, and coded given which older broadcast."""
         self._pushed: dict[int, float] = {}
-        broadcast = self.broadcasts.given(next(iter(self.broadcasts.groups(self.chosen)))).broadcast
-        self.arrived = Intake.of(algorithm, broadcast, federation.registered, len(self.chosen), is_audited(federation))
+        self._arrived: Intake | None = None
         self._began = time.time()
+
+    def _intake(self, broadcast: Broadcast) -> Intake:
+        """Where uploads go; made with the first of them, because before that nobody may have been sent anything."""
+        if self._arrived is None:
+            known, asked = self.federation.registered, len(self.chosen)
+            self._arrived = Intake.of(self.federation.algorithm, broadcast, known, asked, is_audited(self.federation))
+        return self._arrived
+
+    def finished(self) -> Uploads:
+        """All uploads made one; their sums, twice as large as the model, are gone then."""
+        arrived, self._arrived = self._intake(self.broadcasts.any()), None
+        return finished(self.federation, self.state, arrived)
 
     def _tell(self, phase: Phase) -> None:
         """Who watches hears what this round's clients are doing."""
@@ -235,13 +249,14 @@ class _Attempt:
 
     def play(self) -> None:
         self._tell("broadcast")
-        self.clock.lap("broadcast")
         ready = self._wait_for_ready()
         self.clock.lap("wait")
         self.dropped |= {client: f"client {client}: was not there" for client in set(self.chosen) - ready}
         for held, clients in self.broadcasts.groups(client for client in self.chosen if client in ready).items():
+            self.broadcasts.given(held)
+            self.clock.lap("broadcast")
             self._push(clients, held)
-        self.clock.lap("push")
+            self.clock.lap("push")
         end = time.monotonic() + self.terms.deadline
         while self._pending and time.monotonic() < end:
             self.connections.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
@@ -300,7 +315,7 @@ class _Attempt:
             broadcast, bounds = self.broadcasts.given(held).broadcast, self.terms.bounds
             sender = self.federation.site(client).client(self.number)
             upload = accept(algorithm, network, data, broadcast, sender, self.number, bounds)
-            self.arrived.add(client, upload.meaning)
+            self._intake(broadcast).add(client, upload.meaning)
             self.traffic.add_upload(data, upload.message, algorithm, broadcast)
             self.holders.append(client)
         except Exception as error:  # whatever a client sends must not stop the others
