@@ -23,6 +23,8 @@ from ternfed.wire import MissingReference, Reference
 
 HELD = "/held-"
 END = "end"
+HELLO = "hello"
+"""The group of a message that asks who a client is, where the server does not know by its key."""
 
 
 class RoundRequest(NamedTuple):
