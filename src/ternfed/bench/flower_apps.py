@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -166,11 +166,25 @@ def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
     return app
 
 
+def app_of(case: Case, mode: str, seed: int, given: Data) -> Any:
+    """The ClientApp of a run; with ternfed, one line of it is another."""
+    from ternfed.engines.flower.mod import ternary_mod
+
+    return client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
+
+
 def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS) -> Outcome:
-    """One run. Two lines of it are ternfed's."""
+    """One run in this process."""
+    grid = in_process_grid(dict.fromkeys(range(1, CLIENTS + 1), app_of(case, mode, seed, given)))
+    return serve(grid, case, mode, seed, given, rounds, bits_up)
+
+
+def serve(
+    grid: Any, case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS
+) -> Outcome:
+    """The server's half of a run, with whatever clients a grid has; with ternfed, one line of it is another."""
     from flwr.app import ArrayRecord, MetricRecord
 
-    from ternfed.engines.flower.mod import ternary_mod
     from ternfed.engines.flower.strategy import TernaryStrategy
 
     torch.manual_seed(seed)
@@ -182,7 +196,6 @@ def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bi
     )
     if mode != PLAIN:
         made = TernaryStrategy(made, mode, seed=seed, bits_up=bits_up)
-    app = client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
 
     def evaluate(server_round: int, arrays: Any) -> Any:
         if server_round < rounds:
@@ -193,16 +206,21 @@ def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bi
         return MetricRecord({"accuracy": right})
 
     start = ArrayRecord(torch_state_dict=model.state_dict())
-    grid = in_process_grid(dict.fromkeys(range(1, CLIENTS + 1), app))
     result = made.start(grid, start, num_rounds=rounds, evaluate_fn=evaluate)
     accuracy = result.evaluate_metrics_serverapp[rounds]["accuracy"]
     if mode == PLAIN:
         return Outcome(case, mode, seed, accuracy)
-    down, up = (
-        sum(getattr(each, name) for each in made.rounds) / sum(getattr(each, f"plain_{name}") for each in made.rounds)
-        for name in ("down", "up")
-    )
-    return Outcome(case, mode, seed, accuracy, down, up)
+    return Outcome(case, mode, seed, accuracy, *(_share(result.train_metrics_clientapp, way) for way in ("down", "up")))
+
+
+def _share(metrics: Mapping[int, Any], way: str) -> float:
+    """Bytes of all rounds as a share of float32, by the metrics of a run: those that anybody sees."""
+    sent = [float(each[f"ternfed-bytes-{way}"]) for each in metrics.values()]
+    plain = [float(each[f"ternfed-bytes-{way}"]) / each[f"ternfed-share-of-float32-{way}"] for each in metrics.values()]
+    return sum(sent) / sum(plain)
+
+
+Play = Callable[..., Outcome]
 
 
 def cases(names: Sequence[str] | None = None) -> list[Case]:
@@ -230,10 +248,12 @@ def run(
     name: str = "mnist",
     bits_up: float = TRITS,
     kept: Path | None = None,
+    play: Play = play,
 ) -> Iterator[Outcome]:
     """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row.
 
-    `kept` is a file of outcomes, one JSON object per line: those in it are not run again, new ones are added.
+    `kept` is a file of outcomes, one JSON object per line: those in it are not run again, new ones are added. `play`
+    makes one run.
     """
     import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
 

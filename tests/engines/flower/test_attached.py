@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the extra [data]")
 
+from harness import replay, same_bits, small
+
 from ternfed.bench.stock_flower import Stock, flower_processes
 from ternfed.engines.flower import adapter, desk, processes
 from ternfed.engines.flower.link import Link
 from ternfed.runs.records import read_rounds
-from tests.engines.flower.harness import replay, same_bits, small
 
 PATIENCE = 300.0
 TASKS = ("--isolation", "process")

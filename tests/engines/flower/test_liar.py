@@ -43,7 +43,7 @@ class Wire:
 
     def __init__(self, sent: dict[int, bytes], order: Sequence[int]) -> None:
         self.sent, self.order = sent, order
-        self.nodes, self.refused = dict.fromkeys(sent, 0), 0
+        self.nodes, self.refused, self.latency = dict.fromkeys(sent, 0), 0, 0.0
 
     def is_uploading(self, client: int) -> bool:
         return False

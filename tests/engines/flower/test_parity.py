@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from ternfed.engines import simulate
 from ternfed.engines.flower import processes
-from ternfed.engines.flower.deploy import Plan, serve
 from ternfed.engines.flower.connected import ListenAddress
+from ternfed.engines.flower.deploy import Plan, serve
 from ternfed.engines.flower.server import Terms
 
 
