@@ -50,7 +50,7 @@ def real_flower(dataset: str, rounds: int = ROUNDS) -> Iterator[Play]:
 
         def play(case: Case, mode: str, seed: int, _: Any, bits_up: float = TRITS) -> Outcome:
             app = Path(place) / f"app-{next(numbers)}"
-            write_app(app, (asdict(case), mode, seed, dataset, rounds, bits_up))
+            write_app(app, (asdict(case), str(mode), seed, dataset, rounds, bits_up))
             return read_outcome([line for _, line in run_app(app, environment, seconds=PATIENCE)])
 
         yield play
