@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the extra [data]")
@@ -17,8 +20,10 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the ex
 from harness import replay, same_bits, small
 
 from ternfed.bench.stock_flower import Stock, flower_processes
-from ternfed.engines.flower import adapter, desk, processes
-from ternfed.engines.flower.link import Link
+from ternfed.cli import app
+from ternfed.engines.flower import adapter, desk, link, processes
+from ternfed.engines.flower.errors import NetworkError
+from ternfed.engines.flower.link import Link, Place, attach_link
 from ternfed.runs.records import read_rounds
 
 PATIENCE = 300.0
@@ -63,8 +68,6 @@ def flwr(stock: Stock, *words: str) -> str:
 
 def number_of(runs: str) -> str:
     """The id of the one run that `flwr list` names."""
-    import re
-
     (found,) = set(re.findall(r'"run-id": "?(\d+)', runs))
     return str(found)
 
@@ -89,8 +92,6 @@ class Grid:
 
 def answer(node: int, said: Any) -> Any:
     """A reply to the question who somebody is: a record's content, or an error's reason."""
-    from types import SimpleNamespace
-
     is_error = isinstance(said, str)
     content = SimpleNamespace(config_records={} if is_error else {"hello": said})
     return SimpleNamespace(
@@ -99,6 +100,9 @@ def answer(node: int, said: Any) -> Any:
 
 
 def test_nodes_are_known_by_what_they_say_and_by_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as where a task was taken
     monkeypatch.setattr(desk, "LOOK", 0.0)
     grid = Grid(
         {
@@ -111,12 +115,55 @@ def test_nodes_are_known_by_what_they_say_and_by_nothing_else(monkeypatch: pytes
         }
     )
     said: list[str] = []
-    link = Link(("127.0.0.1", 1), grid, None, {}, said.append)
-    there = desk.Desk(link, 3, said.append)
+    own = Link(("127.0.0.1", 1), grid, None, {}, said.append)
+    there = desk.Desk(own, 3, said.append)
     assert [client for client in range(3) if there.is_ready(client)] == [0, 1]
-    assert link.nodes == {0: 16, 1: 11}
+    assert own.nodes == {0: 16, 1: 11}
     assert said == ["node 14 says that it is client 1, which node 11 is; it is left out"]
     there.look()
     assert sorted(grid.asked) == [11, 12, 13, 14, 15, 16]  # nobody is asked twice in half a minute
     del grid.answers[16]
     assert not there.is_ready(0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["server", "--superlink", "there:9093"], "--superlink: --ca FILE is needed, the authority of its certificate"),
+        (["server", "--superlink", "there", "--insecure"], "--superlink there: HOST:PORT is needed"),
+        (["server", "--superlink", "there:1", "--local", "2"], "--certs DIR is needed, or --local N for a try"),
+        (["client", "--data-partition", "0/2"], "--server HOST:PORT is needed, or --supernode HOST:PORT"),
+        (["client", "--data-partition", "0/2", "--server", "there:1"], "--certs DIR is needed: the folder with ca.crt"),
+        (
+            ["client", "--data-partition", "0/2", "--supernode", "there:1", "--insecure", "--secret", "nowhere"],
+            "nowhere: there is no such file",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_in_one_sentence(words: list[str], sentence: str) -> None:
+    ended = CliRunner().invoke(app.app, words)
+    assert ended.exit_code == 2
+    assert sentence in " ".join(ended.output.split())
+
+
+def test_a_superlink_that_is_not_there_is_named(tmp_path: Path) -> None:
+    port = processes.free_port()
+    adapter.set_up(tmp_path)
+    with (
+        pytest.raises(NetworkError, match=f"127.0.0.1:{port}: the SuperLink took no run"),
+        attach_link(Place(f"127.0.0.1:{port}"), dict.fromkeys(("run", "experiment", "frozen"), "")),
+    ):
+        raise AssertionError("attached to nothing")
+
+
+def test_what_is_not_ours_is_handed_to_flowers_own_program_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = [adapter.Taken("theirs", 7, "x"), adapter.Taken("ours", 8, "y")]
+    handed: list[str] = []
+    monkeypatch.setattr(adapter, "open_queue", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(adapter, "take", lambda *_: waiting.pop(0))
+    monkeypatch.setattr(adapter, "hand_on", lambda taken, *_: handed.append(taken.token))
+    with pytest.raises(NetworkError, match="handed out run 7, which is not ours"):
+        link._take(Place("there:1"), 8, None)
+    waiting.insert(0, adapter.Taken("theirs", 7, "x"))
+    assert link._take(Place("there:1"), 8, Path("log")) == "ours"
+    assert handed == ["theirs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,16 +118,17 @@ def attach_link(place: Place, config: dict[str, str], others: Path | None = None
 @contextmanager
 def _taken(place: Place, run: int, nodes: dict[int, int], others: Path | None = None) -> Iterator[Link]:
     """The run's own task, taken by this process."""
+    adapter.load_grid()
     token = _take(place, run, others)
     task = adapter.open_task(place.address, token, adapter.SERVER_APP, place.authority)
-    grid = adapter.open_grid(task, place.address, token, place.authority)
     host, _, port = place.address.rpartition(":")
-    try:
-        with adapter.heartbeats(task), adapter.logging_to(task, run) as log:
-            yield Link((host, int(port)), grid, task, nodes, log)
-    finally:  # a SuperLink waits for open connections before it ends
-        grid.close()
-        task.close()
+    with ExitStack() as stack:  # a SuperLink waits for open connections before it ends
+        stack.callback(task.close)
+        stack.enter_context(adapter.heartbeats(task))
+        grid = adapter.open_grid(task, place.address, token, place.authority)
+        stack.callback(grid.close)
+        log = stack.enter_context(adapter.logging_to(task, run))
+        yield Link((host, int(port)), grid, task, nodes, log)
 
 
 def _register(control: Any, key: Path, process: subprocess.Popen[bytes], log: Path) -> int:

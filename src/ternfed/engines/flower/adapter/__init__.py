@@ -61,6 +61,7 @@ from ternfed.engines.flower.adapter.programs import (
 from ternfed.engines.flower.adapter.superlink import (
     discard,
     finish_run,
+    load_grid,
     logging_to,
     open_control,
     open_grid,
@@ -129,6 +130,7 @@ __all__ = [
     "is_from_flower",
     "is_stored",
     "load_ahead",
+    "load_grid",
     "logging_to",
     "need_flower",
     "open_control",

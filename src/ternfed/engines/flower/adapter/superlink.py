@@ -98,6 +98,12 @@ def discard(task: Any, run: int, messages: Sequence[str]) -> None:
             )
 
 
+def load_grid() -> None:
+    """Flower's own imports take seconds on a busy machine: better before a task is taken, which must then be begun."""
+    from flwr.supercore.logger import start_log_uploader  # noqa: F401
+    from flwr.superlink.grid import HttpGrid  # noqa: F401
+
+
 def open_grid(task: Any, address: str, token: str, authority: Path | None) -> Any:
     """The grid of the run whose task this process has taken."""
     from flwr.common.serde import run_from_proto
