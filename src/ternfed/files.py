@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 KEY = "ternfed"
@@ -93,6 +94,26 @@ def read_json(path: Path) -> Any:
 
 def save_tensors(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
     """Tensors and facts as safetensors: the same bytes for the same content."""
+    return save(_separate(tensors), metadata(facts))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, lasting: bool = True) -> None:
+    """The same as a file, whole or not at all, without a copy of the tensors in memory."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        save_file(_separate(tensors), part, metadata(facts))
+    except SafetensorError as error:  # which says what the system said in words alone
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else 0
+        raise OSError(number, os.strerror(number) if found else str(error)) from error
+    if lasting:
+        with part.open("rb+") as stream:
+            os.fsync(stream.fileno())
+    part.replace(path)
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in the order of their names, as safetensors takes them."""
     seen: set[int] = set()
     separate: dict[str, Tensor] = {}
     for name, tensor in sorted(tensors.items()):
@@ -100,7 +121,7 @@ def save_tensors(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> byt
         # safetensors refuses tensors that share memory.
         separate[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
         seen.add(tensor.untyped_storage().data_ptr())
-    return save(separate, metadata(facts))
+    return separate
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,16 +1,21 @@
 """`ternfed bench NAME`: tables in Markdown on standard output. What they measure is tested in the rooms."""
 
+import ast
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from ternfed.bench import slow_link
-from ternfed.bench.flower_apps import Case, Outcome, table
+from ternfed.bench.flower_apps import Case, Outcome, run, table
+from ternfed.bench.real_flower import SAID, read_outcome, write_app
 from ternfed.bench.slow_link import LinkCost, Plan
 from ternfed.bench.tables import markdown
 from ternfed.cli.app import app
 from ternfed.data.sets import load
+from ternfed.engines.flower.errors import NetworkError
 from ternfed.experiment.experiment import Experiment
 
 
@@ -72,3 +77,33 @@ def test_slow_links_compare_the_first_algorithm_with_the_last() -> None:
     text = slow_link.table(Plan(), rows)
     assert "| tfedavg | 2.00 | 25.0 / 25.0 | 32.0 / 40.0 |" in text
     assert text.endswith("ratio of communication seconds: 2.5")
+
+
+def test_outcomes_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    def play(case: Case, mode: str, seed: int, given: object, bits_up: float) -> Outcome:
+        ran.append(seed)
+        return Outcome(case, mode, seed, 0.5, 0.1, 0.05)
+
+    file, rows = tmp_path / "outcomes.jsonl", [Case("FedAvg")]
+    first = list(run(rows, ["updates"], [0], "digits", kept=file, play=play))
+    again = list(run(rows, ["updates"], [0, 1], "digits", kept=file, play=play))
+    assert ran == [0, 1]
+    assert again[0] == first[0]
+    file.write_text("{}\n")
+    with pytest.raises(ValueError, match="line 1: is no outcome of this benchmark"):
+        list(run(rows, ["updates"], [0], "digits", kept=file, play=play))
+
+
+@pytest.mark.parametrize("mode", ["none", "updates", "ternary"])
+def test_an_app_for_flwr_run_is_python_whatever_its_mode_and_its_last_line_is_read(tmp_path: Path, mode: str) -> None:
+    settings = ({"strategy": "FedAvg", "norm": False, "fraction": 0.6}, mode, 3, "digits", 5, 1.5)
+    write_app(tmp_path / "app", settings)
+    code = (tmp_path / "app" / "benchmark.py").read_text()
+    lines = ast.parse(code).body
+    assert any(isinstance(line, ast.Assign) and ast.literal_eval(line.value) == settings for line in lines)
+    outcome = Outcome(Case("FedAvg", fraction=0.6), mode, 3, 0.9, 0.1, 0.05)
+    assert read_outcome(["INFO: round 5", f"{SAID}{json.dumps(asdict(outcome))}"]) == outcome
+    with pytest.raises(NetworkError, match="without an outcome: no nodes"):
+        read_outcome(["no nodes"])

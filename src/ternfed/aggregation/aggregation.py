@@ -52,6 +52,8 @@ class Start(NamedTuple):
     """The tensors that an upload would hold of a client that has learned nothing."""
     expected: int
     """So many uploads may come."""
+    size: int = 0
+    """Bytes of each in memory, at most; changes have no center whose size would tell."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,9 @@ def aggregation() -> Aggregation[Clipped]:
 
 def begin_at(start: Start) -> Clipped:
     """Before the first upload of a round that started there."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in start.center.values())
-    return Clipped(start.center if start.expected * size <= MOST_BYTES else None)
+    size = max(start.size, sum(tensor.nbytes for tensor in start.center.values()))
+    is_held = start.expected >= FEWEST and start.expected * size <= MOST_BYTES
+    return Clipped(start.center if is_held else None)
 
 
 def add(state: Clipped, client: int, message: Message) -> None:

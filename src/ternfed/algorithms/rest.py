@@ -41,8 +41,11 @@ def changes(
 
     Right on average; to nearest without a `source`, by who keeps what is lost.
     """
-    differences = {name: tensor.float() - received[name].float() for name, tensor in moved.items()}
-    return {name: on_grid(change, _steps(change, bits[name]), source) for name, change in differences.items()}
+    out = {}
+    for name, tensor in moved.items():  # one at a time: of a large model all differences are another model
+        change = tensor.float() - received[name].float()
+        out[name] = on_grid(change, _steps(change, bits[name]), source)
+    return out
 
 
 def rounded(weights: Weights, before: Weights, bits: Mapping[str, int], finest: int = FINEST) -> dict[str, Grid]:

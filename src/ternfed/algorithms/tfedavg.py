@@ -109,7 +109,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if not ternary:
             sent |= rounded({name: weights[name] for name in full_bits}, {}, full_bits)
         sent |= rounded({name: weights[name] for name in down_bits}, before, down_bits, settings.finest_bits)
-        return {**weights, **{name: dense(value) for name, value in sent.items()}}, sent
+        # Where they are trits, the weights have been made of them already.
+        return {**weights, **{name: dense(value) for name, value in sent.items() if name not in ternary}}, sent
 
     def unrounded(weights: Weights) -> Weights:
         return {name: weights[name] for name in rest} if up_bits or down_bits else {}
@@ -120,7 +121,8 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def opening(whole: Weights) -> Server:
         weights = {name: whole[name] for name in network.weights()}
         strategy = Strategy.TERNARY if settings.ternary_start else Strategy.FULL
-        shown, sent = on_air(weights, requantized(weights) if settings.ternary_start else {}, {})
+        ternary = requantized(weights) if settings.ternary_start else {}
+        shown, sent = on_air({**weights, **{name: value.dense() for name, value in ternary.items()}}, ternary, {})
         memory = ServerMemory(rest=unrounded(weights), latents=way.opened(weights))
         return Server(shown, sent, memory, strategy)
 

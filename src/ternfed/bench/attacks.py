@@ -142,7 +142,7 @@ def _round(federation: Federation, state: State, attack: Attack) -> tuple[State,
     prepared = [prepare(site, number, broadcast, memories.get(site.index, algorithm.client_memory())) for site in sites]
     outcomes = train_recovering(federation.trainer, [work for work, _ in prepared], algorithm.retries)
     for site, (work, memory), trained in zip(sites, prepared, outcomes, strict=True):
-        data, memories[site.index] = upload(site, number, broadcast, memory, work, trained)
+        data, memories[site.index] = upload(site, number, broadcast, memory, work.order, trained)
         messages[site.index] = collect(algorithm, data, broadcast)
     messages[LIAR] = _lied(messages, center, attack, draws.generator(number, "attack"))
     arrived, dropped = Intake.of(algorithm, broadcast, federation.registered, CLIENTS, is_audited(federation)), []

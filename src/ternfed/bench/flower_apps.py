@@ -6,11 +6,13 @@ The app is Flower's quickstart: its network of 62,006 weights, plain SGD, equal 
 
 from __future__ import annotations
 
+import json
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -164,11 +166,25 @@ def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
     return app
 
 
+def app_of(case: Case, mode: str, seed: int, given: Data) -> Any:
+    """The ClientApp of a run; with ternfed, one line of it is another."""
+    from ternfed.engines.flower.mod import ternary_mod
+
+    return client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
+
+
 def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS) -> Outcome:
-    """One run. Two lines of it are ternfed's."""
+    """One run in this process."""
+    grid = in_process_grid(dict.fromkeys(range(1, CLIENTS + 1), app_of(case, mode, seed, given)))
+    return serve(grid, case, mode, seed, given, rounds, bits_up)
+
+
+def serve(
+    grid: Any, case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS
+) -> Outcome:
+    """The server's half of a run, with whatever clients a grid has; with ternfed, one line of it is another."""
     from flwr.app import ArrayRecord, MetricRecord
 
-    from ternfed.engines.flower.mod import ternary_mod
     from ternfed.engines.flower.strategy import TernaryStrategy
 
     torch.manual_seed(seed)
@@ -180,7 +196,6 @@ def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bi
     )
     if mode != PLAIN:
         made = TernaryStrategy(made, mode, seed=seed, bits_up=bits_up)
-    app = client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
 
     def evaluate(server_round: int, arrays: Any) -> Any:
         if server_round < rounds:
@@ -191,16 +206,21 @@ def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bi
         return MetricRecord({"accuracy": right})
 
     start = ArrayRecord(torch_state_dict=model.state_dict())
-    grid = in_process_grid(dict.fromkeys(range(1, CLIENTS + 1), app))
     result = made.start(grid, start, num_rounds=rounds, evaluate_fn=evaluate)
     accuracy = result.evaluate_metrics_serverapp[rounds]["accuracy"]
     if mode == PLAIN:
         return Outcome(case, mode, seed, accuracy)
-    down, up = (
-        sum(getattr(each, name) for each in made.rounds) / sum(getattr(each, f"plain_{name}") for each in made.rounds)
-        for name in ("down", "up")
-    )
-    return Outcome(case, mode, seed, accuracy, down, up)
+    return Outcome(case, mode, seed, accuracy, *(_share(result.train_metrics_clientapp, way) for way in ("down", "up")))
+
+
+def _share(metrics: Mapping[int, Any], way: str) -> float:
+    """Bytes of all rounds as a share of float32, by the metrics of a run: those that anybody sees."""
+    sent = [float(each[f"ternfed-bytes-{way}"]) for each in metrics.values()]
+    plain = [float(each[f"ternfed-bytes-{way}"]) / each[f"ternfed-share-of-float32-{way}"] for each in metrics.values()]
+    return sum(sent) / sum(plain)
+
+
+Play = Callable[..., Outcome]
 
 
 def cases(names: Sequence[str] | None = None) -> list[Case]:
@@ -222,20 +242,51 @@ def modes(names: Sequence[str] | None = None) -> list[str]:
 
 
 def run(
-    rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int], name: str = "mnist", bits_up: float = TRITS
+    rows: Iterable[Case],
+    modes: Sequence[str],
+    seeds: Iterable[int],
+    name: str = "mnist",
+    bits_up: float = TRITS,
+    kept: Path | None = None,
+    play: Play = play,
 ) -> Iterator[Outcome]:
-    """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row."""
+    """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row.
+
+    `kept` is a file of outcomes, one JSON object per line: those in it are not run again, new ones are added. `play`
+    makes one run.
+    """
     import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     check_bits(bits_up)
-    chosen = list(seeds)
+    chosen, known = list(seeds), {} if kept is None else read_outcomes(kept)
     for case in rows:
         for mode in modes:
             if mode == PLAIN and case.norm and case.strategy == "QFedAvg":
                 continue  # it multiplies whole numbers by a float in place
             for seed in chosen:
-                yield play(case, mode, seed, data(name), bits_up=bits_up)
+                outcome = known.get((case, mode, seed))
+                if outcome is None:
+                    outcome = play(case, mode, seed, data(name), bits_up=bits_up)
+                    if kept is not None:
+                        with kept.open("a", encoding="utf-8") as stream:
+                            stream.write(json.dumps(asdict(outcome)) + "\n")
+                yield outcome
+
+
+def read_outcomes(file: Path) -> dict[tuple[Case, str, int], Outcome]:
+    """The outcomes in a file, by what was run; none where there is no file. ValueError where it is another file."""
+    if not file.exists():
+        return {}
+    found: dict[tuple[Case, str, int], Outcome] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            table = json.loads(line)
+            outcome = Outcome(**{**table, "case": Case(**table["case"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{file}, line {number}: is no outcome of this benchmark") from error
+        found[outcome.case, outcome.mode, outcome.seed] = outcome
+    return found
 
 
 def table(outcomes: Iterable[Outcome]) -> str:

@@ -10,18 +10,38 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from ternfed.engines.flower import adapter, processes
+
+
+class Stock(NamedTuple):
+    """Flower's processes, as they run."""
+
+    environment: dict[str, str]
+    """In which `flwr run APP here` reaches the SuperLink."""
+    superlink: str
+    """HOST:PORT"""
+    supernodes: list[str]
+    """Where each hands out its tasks."""
 
 
 @contextmanager
 def stock_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
     """The environment in which `flwr run APP here` reaches a SuperLink with so many SuperNodes."""
+    with flower_processes(place, nodes) as stock:
+        yield stock.environment
+
+
+@contextmanager
+def flower_processes(place: Path, nodes: int, *options: str) -> Iterator[Stock]:
+    """A SuperLink and so many SuperNodes, all of them with these options too."""
     home = place / "flower"
     home.mkdir(parents=True)
-    port = processes.free_port()
+    port, own = processes.free_port(), [processes.free_port() for _ in range(nodes)]
+    link = f"127.0.0.1:{port}"
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{link}"\ninsecure = true\n'
     )
     before = dict(os.environ)
     os.environ.update(adapter.OFFLINE, FLWR_HOME=str(home))
@@ -29,16 +49,15 @@ def stock_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     children = []
     try:
-        link = [adapter.program("flower-superlink"), "--insecure", "--port", str(port)]
-        link += ["--disable-runtime-dependency-installation"]
-        children.append(processes.start(link, place / "superlink.log"))
+        command = [adapter.program("flower-superlink"), "--insecure", "--port", str(port), *options]
+        command += ["--disable-runtime-dependency-installation"]
+        children.append(processes.start(command, place / "superlink.log"))
         _wait_for(port)
-        for index in range(nodes):
-            node = [adapter.program("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}"]
-            node += ["--port", str(processes.free_port())]
-            node += ["--node-config", f"partition-id={index} num-partitions={nodes}"]
-            children.append(processes.start(node, place / f"supernode-{index}.log"))
-        yield dict(os.environ)
+        for index, tasks in enumerate(own):
+            command = [adapter.program("flower-supernode"), "--insecure", "--superlink", link, *options]
+            command += ["--port", str(tasks), "--node-config", f"partition-id={index} num-partitions={nodes}"]
+            children.append(processes.start(command, place / f"supernode-{index}.log"))
+        yield Stock(dict(os.environ), link, [f"127.0.0.1:{tasks}" for tasks in own])
     finally:
         for child in children:
             processes.stop(child, patience=3.0)
@@ -46,7 +65,7 @@ def stock_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
         os.environ.update(before)
 
 
-def _wait_for(port: int, seconds: float = 60.0) -> None:
+def _wait_for(port: int, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while True:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -216,15 +218,27 @@ def flower(
     seeds: Annotated[int, typer.Option(min=1, help="The number of seeds, from 0 on.")] = 3,
     dataset: Annotated[str, typer.Option(help="mnist or digits.")] = "mnist",
     bits_up: Annotated[float, typer.Option(help="Bits of an upload in the mode updates: 1 to 4; 1.5: trits.")] = 1.5,
+    keep: Annotated[
+        Path | None, typer.Option(help="A file of outcomes: those in it are not run again, new ones are added.")
+    ] = None,
+    real: Annotated[bool, typer.Option("--real", help="By flwr run, with a SuperLink and five SuperNodes.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Only the rows with all clients and without BatchNorm.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10,
 ) -> None:
-    """A Flower app with and without ternfed's two lines: accuracy and bytes by strategy and mode, in one process."""
+    """A Flower app with and without ternfed's two lines: accuracy and bytes by strategy and mode."""
     with answered():
         from ternfed.bench import flower_apps as bench
+        from ternfed.bench.real_flower import real_flower
         from ternfed.engines.flower.adapter import need_flower
 
         need_flower()
-        rows = bench.cases(strategies)
-        _print(bench.table(_measured(bench.run(rows, bench.modes(modes), range(seeds), dataset, bits_up))))
+        rows = [case for case in bench.cases(strategies) if not plain or case == bench.Case(case.strategy)]
+        chosen = bench.modes(modes)
+        with real_flower(dataset, rounds) if real else nullcontext(partial(bench.play, rounds=rounds)) as play:
+            outcomes = _measured(bench.run(rows, chosen, range(seeds), dataset, bits_up, keep, play))
+        _print(bench.table(outcomes))
 
 
 def _measured(rows: Iterable[Anything]) -> list[Anything]:

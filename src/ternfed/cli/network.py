@@ -34,6 +34,7 @@ from ternfed.cli.progress import Shown, style_of
 from ternfed.cli.terminal import answered
 
 if TYPE_CHECKING:
+    from ternfed.engines.flower.link import Place
     from ternfed.experiment.experiment import Experiment
     from ternfed.track.tracker import Trackers
 
@@ -42,6 +43,7 @@ DEFAULTS = ("federation.participation=1.0", "federation.rounds=10")
 
 RULE = "clipped_mean"
 """How a server combines uploads unless told: the mean without what is far off, because clients may be others'."""
+ATTACHED = "In a federation that is there already"
 GOES_ON = "a server is resumed by --resume, a client by starting it again"
 
 
@@ -58,6 +60,20 @@ def add_to(app: typer.Typer, panel: str) -> None:
 
 
 Folder = Annotated[Path, typer.Argument(help="The folder of the certificates and keys.")]
+Authority = Annotated[
+    Path | None, typer.Option("--ca", help="The authority of somebody else's certificate.", rich_help_panel=ATTACHED)
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Speak to it without TLS.", rich_help_panel=ATTACHED)]
+Secret = Annotated[
+    Path | None,
+    typer.Option(help="What it was given as --superexec-auth-secret-file, if it was.", rich_help_panel=ATTACHED),
+]
+Others = Annotated[
+    bool,
+    typer.Option(
+        "--others", help="Let Flower's own program do what it hands out of other apps.", rich_help_panel=ATTACHED
+    ),
+]
 
 
 def certs_init(
@@ -97,6 +113,13 @@ def server(
     file: Annotated[Path | None, typer.Argument(help="An experiment as TOML; without it, the digits.")] = None,
     local: Annotated[int | None, typer.Option(min=1, help="Try it on this machine alone, with N clients.")] = None,
     certs: Annotated[Path | None, typer.Option(help="The folder that `ternfed certs init` made.")] = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a SuperLink that is there, to run in; it hands out its tasks.")
+    ] = None,
+    ca: Authority = None,
+    insecure: Insecure = False,
+    secret: Secret = None,
+    others: Others = False,
     clients: Annotated[
         int | None, typer.Option(min=1, help="How many clients there are; else as many as have keys in --certs.")
     ] = None,
@@ -116,6 +139,14 @@ def server(
         int | None, typer.Option(min=1, help="Start with so many clients; else with all.", rich_help_panel=ROUNDS)
     ] = None,
     least: Annotated[int, typer.Option(min=1, help="Uploads that a round needs.", rich_help_panel=ROUNDS)] = 1,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds that a round waits for clients of the last to come again; else by their number and pace.",
+            rich_help_panel=ROUNDS,
+        ),
+    ] = None,
     scale_bound: Annotated[
         float, typer.Option(help="The largest factor of a ternary layer.", rich_help_panel=BOUNDS)
     ] = 10.0,
@@ -135,14 +166,16 @@ def server(
 ) -> None:
     """Wait for clients, run an experiment with them over TLS, and end with a model."""
     with answered(interrupted=GOES_ON):
-        if (local is None) == (certs is None):
-            raise ValueError("--certs DIR is needed, or --local N for a try on this machine")
+        if [local, certs, superlink].count(None) != 2:
+            raise ValueError("--certs DIR is needed, or --local N for a try on this machine, or --superlink HOST:PORT")
+        place = None if superlink is None else _place("--superlink", superlink, ca, insecure, secret)
         if resume and out is None:
             raise ValueError("--resume: --out names the run to resume")
         from ternfed.cli.watch import watched
         from ternfed.engines.flower.certs import Certificates
+        from ternfed.engines.flower.connected import ListenAddress, SharedSuperLink
         from ternfed.engines.flower.deploy import Plan, serve
-        from ternfed.engines.flower.server import ListenAddress, Terms
+        from ternfed.engines.flower.server import Terms
         from ternfed.experiment.experiment import Experiment
         from ternfed.round.acceptance import Bounds
         from ternfed.runs.folder import fresh_folder, read_run
@@ -159,8 +192,12 @@ def server(
         if experiment.privacy.clip is None and not _says("aggregate", file, given, resume):
             experiment = experiment.with_settings([f"federation.aggregate={RULE}"])
         _one_thread()
-        listen = None if certs is None else ListenAddress(Certificates(certs), host, port)
-        terms = Terms(deadline, patience, least, Bounds(scale_bound, weight_bound, samples_bound))
+        listen: ListenAddress | SharedSuperLink | None = None
+        if place is not None:
+            listen = SharedSuperLink(place, others)
+        elif certs is not None:
+            listen = ListenAddress(Certificates(certs), host, port)
+        terms = Terms(deadline, patience, least, grace, Bounds(scale_bound, weight_bound, samples_bound))
         folder = out or fresh_folder(experiment.name)
         plan = Plan(experiment, folder, listen, terms, wait_for, resume, overwrite, data)
         past = read_run(folder).rounds if resume else []
@@ -185,9 +222,16 @@ def server(
 
 
 def client(
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
-    certs: Annotated[Path, typer.Option(help="A folder with ca.crt and this client's key.")],
     data_partition: Annotated[str, typer.Option(help="I/N: this is client I of N, counted from 0.")],
+    server: Annotated[str | None, typer.Option(help="HOST:PORT of the server.")] = None,
+    certs: Annotated[Path | None, typer.Option(help="A folder with ca.crt and this client's key.")] = None,
+    supernode: Annotated[
+        str | None, typer.Option(help="HOST:PORT where a SuperNode that is there hands out its tasks.")
+    ] = None,
+    ca: Authority = None,
+    insecure: Insecure = False,
+    secret: Secret = None,
+    others: Others = False,
     data: Annotated[str | None, typer.Option(help="module:function that returns this client's own data.")] = None,
     allow: Annotated[list[str] | None, typer.Option(help="A module that the experiment may name.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for what must survive a restart.")] = None,
@@ -201,21 +245,46 @@ def client(
         found = re.fullmatch(r"(\d+)/(\d+)", data_partition)
         if found is None or not int(found[1]) < int(found[2]):
             raise ValueError(f"--data-partition {data_partition}: I/N with I below N is needed, 0/5 say")
-        if not re.fullmatch(r"[^/\s]+:\d+", server):
-            raise ValueError(f"--server {server}: HOST:PORT is needed")
+        if (server is None) == (supernode is None):
+            raise ValueError("--server HOST:PORT is needed, or --supernode HOST:PORT of a SuperNode that is there")
+        if server is not None and certs is None:
+            raise ValueError("--certs DIR is needed: the folder with ca.crt and this client's key")
+        place = None if supernode is None else _place("--supernode", supernode, ca, insecure, secret)
+        if server is not None:
+            _check_address("--server", server)
         index, count = int(found[1]), int(found[2])
         from ternfed.data.sets import load
         from ternfed.engines.flower.certs import Certificates
-        from ternfed.engines.flower.client import ClientConfig, run_client
+        from ternfed.engines.flower.client import AttachedConfig, ClientConfig, run_attached, run_client
         from ternfed.engines.flower.client_round import ClientSetup
 
         modules = tuple(dict.fromkeys([*(allow or []), *([data.partition(":")[0]] if data else [])]))
         setup = ClientSetup(index, count, None if data is None else load(data), modules, device)
         folder = state or Path(f"ternfed-client-{index}")
-        config = ClientConfig(server, Certificates(certs), setup, folder, stay, threads)
         shown = Shown(0, f"client {index}", style_of(False, log_json))
-        rounds = run_client(config, shown.say)
+        if place is not None:
+            rounds = run_attached(AttachedConfig(place, setup, folder, stay, threads, others), shown.say)
+        elif server is not None and certs is not None:
+            rounds = run_client(ClientConfig(server, Certificates(certs), setup, folder, stay, threads), shown.say)
     shown.say(f"The run is over; this client took part {rounds} times.")
+
+
+def _check_address(option: str, address: str) -> None:
+    if not re.fullmatch(r"[^/\s]+:\d+", address):
+        raise ValueError(f"{option} {address}: HOST:PORT is needed")
+
+
+def _place(option: str, address: str, ca: Path | None, insecure: bool, secret: Path | None) -> Place:
+    """Where somebody else's SuperLink or SuperNode hands out tasks."""
+    from ternfed.engines.flower.link import Place
+
+    _check_address(option, address)
+    if (ca is None) != insecure:
+        raise ValueError(f"{option}: --ca FILE is needed, the authority of its certificate, or --insecure without TLS")
+    for file in (ca, secret):
+        if file is not None and not file.is_file():
+            raise ValueError(f"{file}: there is no such file")
+    return Place(address, ca, None if secret is None else secret.read_bytes())
 
 
 def _says(key: str, file: Path | None, given: Sequence[str], resume: bool) -> bool:

@@ -6,6 +6,8 @@ is exact on every machine, and the difference between a value and any older valu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import EllipsisType
 from typing import NamedTuple
 
 import torch
@@ -15,6 +17,8 @@ from ternfed.quantize.ternary import check_finite
 
 LOWEST, HIGHEST = -126, 100
 """The exponents that a step may have: 2^-126 is float32's smallest normal number."""
+PIECE = 2**20
+"""Numbers that are put on a grid at a time."""
 LARGEST = 2**24
 """No code is larger: every multiple of a step up to here is a float32."""
 
@@ -50,19 +54,35 @@ def exponents_for(largest: Tensor, bits: int) -> Tensor:
 def on_grid(value: Tensor, exponents: Tensor, source: torch.Generator | None = None) -> Grid:
     """The value rounded to the grid: to nearest, or with a `source` at random so that the mean is the value."""
     check_finite(value, "a tensor")
-    steps = torch.ldexp(value.double(), -_along(exponents.int(), value.dim()))
-    if source is None:
-        codes = steps.round()
-    else:
-        noise = torch.rand(steps.shape, generator=source, dtype=torch.float64)
-        codes = torch.floor(steps + noise.to(steps.device))
-    return Grid(codes.clamp(-LARGEST, LARGEST).to(torch.int32), exponents.to(torch.int16))
+    codes = torch.empty(value.shape, dtype=torch.int32, device=value.device)
+    for own, steps in _steps(value, exponents):
+        if source is None:
+            steps.round_()
+        else:
+            # Pieces in order draw the numbers that one draw for all of them would.
+            steps.add_(torch.rand(steps.shape, generator=source, dtype=torch.float64).to(steps.device)).floor_()
+        codes[own] = steps.clamp_(-LARGEST, LARGEST).to(torch.int32)
+    return Grid(codes, exponents.to(torch.int16))
 
 
 def nearest_codes(held: Tensor, exponents: Tensor) -> Tensor:
     """The codes nearest to what a receiver holds already, int32: what a value on this grid is coded given."""
-    steps = torch.ldexp(held.double(), -_along(exponents.int(), held.dim()))
-    return steps.nan_to_num(0.0, 0.0, 0.0).round().clamp(-LARGEST, LARGEST).to(torch.int32)
+    codes = torch.empty(held.shape, dtype=torch.int32, device=held.device)
+    for own, steps in _steps(held, exponents):
+        codes[own] = steps.nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-LARGEST, LARGEST).to(torch.int32)
+    return codes
+
+
+def _steps(value: Tensor, exponents: Tensor) -> Iterator[tuple[slice | EllipsisType, Tensor]]:
+    """The value in steps of its grid, float64, some rows at a time: whole, it would be two more of a large model."""
+    along = -_along(exponents.int(), value.dim())
+    if value.numel() <= PIECE or not value.dim():
+        yield ..., torch.ldexp(value.double(), along)
+        return
+    rows = max(1, PIECE // value[0].numel())
+    for at in range(0, len(value), rows):
+        own = slice(at, at + rows)
+        yield own, torch.ldexp(value[own].double(), along[own] if along.dim() else along)
 
 
 def _along(exponents: Tensor, dimensions: int) -> Tensor:

@@ -54,7 +54,7 @@ def train_here(
         for site, (work, started), trained in zip(sites, ready, outcomes, strict=True):
             clock.lap("train")
             try:
-                data, memory = upload(site, number, broadcast, started, work, trained)
+                data, memory = upload(site, number, broadcast, started, work.order, trained)
             except NonFiniteError as error:
                 yield Answer(site.index, b"", None, str(error))
             else:

@@ -111,7 +111,8 @@ class Broadcasts:
         """What an older broadcast lends. Nobody keeps it: the bytes that need it are made once."""
         if held is None or held not in self.past:
             return None
-        return receive(self.algorithm, self.past[held], None).reference
+        lent = receive(self.algorithm, self.past[held], None).lent
+        return None if lent is None else Reference(lent, keep=False)
 
 
 def send(algorithm: Algorithm, server: Server, round: int, given: Reference | None) -> bytes:

@@ -86,8 +86,7 @@ class Federation:
     @cached_property
     def parameter_count(self) -> int:
         """Numbers that are trained."""
-        weights = self.network.weights()
-        return sum(weights[name].numel() for name in self.network.parameters)
+        return sum(slot.size for slot in self.network.schema().slots if slot.name in self.network.parameters)
 
     @cached_property
     def registered(self) -> tuple[int, ...]:
@@ -97,8 +96,8 @@ class Federation:
     @cached_property
     def fp32_bytes(self) -> int:
         """What a message with all that is trained costs as raw numbers: float32, and whole numbers in eight bytes."""
-        sent = self.network.without_counters(self.network.weights())
-        return sum(tensor.numel() * (4 if tensor.is_floating_point() else 8) for tensor in sent.values())
+        floats = set(self.network.floats)
+        return sum(slot.size * (4 if slot.name in floats else 8) for slot in self.network.schema().slots)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -155,6 +154,17 @@ def open_federation(
     return Federation(experiment, network, algorithm, TrainingData.of(data, device), parts, test, held_out)
 
 
+def let_go(network: Network, algorithm: Algorithm) -> None:
+    """Free the values of the model's own tensors that every broadcast brings; names, shapes and dtypes stay.
+
+    For who has opened the state, or waits for the first broadcast: nobody reads them any more.
+    """
+    brought = set.intersection(*({slot.name for slot in schema.slots} for schema in algorithm.down))
+    for name, tensor in (*network.model.named_parameters(), *network.model.named_buffers()):
+        if name in brought and name not in network.frozen:
+            tensor.data = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+
+
 def prepare(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[Work, Any]:
     """Client: what it will train, from what it received and what it remembers."""
     local, memory = site.algorithm.start(broadcast.message, memory, site.client(round))
@@ -164,18 +174,20 @@ def prepare(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[
 
 
 def upload(
-    site: Site, round: int, broadcast: Broadcast, memory: Any, work: Work, trained: Trained
+    site: Site, round: int, broadcast: Broadcast, memory: Any, order: Tensor, trained: Trained
 ) -> tuple[bytes, Any]:
-    """Client: the bytes it sends, and what it will remember."""
+    """Client: the bytes it sends, and what it will remember; `order` is that of its work."""
     message, memory = site.algorithm.finish(trained.local, broadcast.message, memory, site.client(round))
-    return reply(site.algorithm, message, _numbers(site, broadcast, round, work, trained), broadcast), memory
+    return reply(site.algorithm, message, _numbers(site, broadcast, round, order, trained), broadcast), memory
 
 
 def answer(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[bytes, Any]:
     """Client: its whole half of a round."""
     work, memory = prepare(site, round, broadcast, memory)
     (trained,) = train_recovering(site.trainer, [work], site.algorithm.retries)
-    return upload(site, round, broadcast, memory, work, trained)
+    order = work.order
+    del work  # where it started from: the message says that too
+    return upload(site, round, broadcast, memory, order, trained)
 
 
 def conclude(
@@ -196,7 +208,8 @@ def conclude(
     holders, broadcasts = keep(state, after.holders, packed, federation.fp32_bytes)
     reached = State(number, server, after.memories, holders, broadcasts, *best)
     algorithm = federation.algorithm
-    codes = _trits(algorithm.reference(algorithm.broadcast(server)), algorithm)
+    # What a broadcast without trits lends would be one more model.
+    codes = _trits(algorithm.reference(algorithm.broadcast(server)), algorithm) if sends_trits(algorithm) else None
     travels = 0 if algorithm.central else 1
     outcome = Round(
         round=number,
@@ -240,13 +253,13 @@ class RoundOutcome:
     """One reason for each upload that did not count."""
 
 
-def _numbers(site: Site, broadcast: Broadcast, round: int, work: Work, trained: Trained) -> dict[str, float]:
+def _numbers(site: Site, broadcast: Broadcast, round: int, order: Tensor, trained: Trained) -> dict[str, float]:
     """The numbers that go with an upload."""
-    numbers = {"round": float(round), "samples": float(work.order.shape[1]), "loss": trained.loss}
+    numbers = {"round": float(round), "samples": float(order.shape[1]), "loss": trained.loss}
     metric = site.network.task.metric.measure.name
     if any(metric in schema.numbers for schema in site.algorithm.up):
         model = dense_weights(broadcast.message)
-        numbers[metric] = Evaluator(site.network, site.feed.plain(work.order[0])).score(model)
+        numbers[metric] = Evaluator(site.network, site.feed.plain(order[0])).score(model)
     return numbers
 
 
@@ -266,6 +279,11 @@ def helpers_of(federation: Federation, number: int) -> Helpers:
     else:
         judge, statistics = evaluator.goodness, evaluator.statistics
     return Helpers(judge, statistics, decays_to, reaches_share)
+
+
+def sends_trits(algorithm: Algorithm) -> bool:
+    """Whether a broadcast may hold trits."""
+    return any(schema.trits for schema in algorithm.down)
 
 
 def _trits(lent: Mapping[str, Tensor] | None, algorithm: Algorithm) -> Mapping[str, Tensor] | None:

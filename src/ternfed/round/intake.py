@@ -45,7 +45,8 @@ class Intake:
         """Before the first upload of a round in which so many clients were asked."""
         rule, begin = algorithm.aggregate, algorithm.aggregate.begin
         if rule.begin_at is not None:
-            begin = partial(rule.begin_at, Start(center_of(algorithm, broadcast), expected))
+            size = max(schema.size for schema in algorithm.up)
+            begin = partial(rule.begin_at, Start(center_of(algorithm, broadcast), expected, size))
         return Intake(rule, begin, registered, keeps)
 
     def add(self, client: int, message: Message) -> None:

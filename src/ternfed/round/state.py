@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm, Server, Strategy, Weights
 from ternfed.algorithms.memory import memory_of, tensors_of
-from ternfed.runs.folder import MODEL, RunError
+from ternfed.runs.folder import RunError
+from ternfed.runs.state_file import MODEL, SENT, under
 from ternfed.wire.forms import put_together, take_apart
 
 LAYOUT = 3
@@ -82,7 +83,7 @@ def pack(state: State, frozen: str | None = None) -> tuple[Weights, dict[str, An
     """The tensors and facts of a checkpoint, with the digest of the weights that are not in it."""
     tensors = _named(MODEL, state.server.weights)
     tensors |= _named("server/memory/", tensors_of(state.server.memory))
-    tensors |= _named("server/sent/", take_apart(state.server.sent))
+    tensors |= _named(SENT, take_apart(state.server.sent))
     for client, memory in state.memories.items():
         tensors |= _named(f"client/{client}/", tensors_of(memory))
     for held, data in state.broadcasts.items():
@@ -120,18 +121,18 @@ def unpack(
 
 def _unpack(algorithm: Algorithm, round: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> State:
     server = Server(
-        weights=_under(tensors, MODEL),
-        sent=put_together(_under(tensors, "server/sent/")),
-        memory=memory_of(algorithm.server_memory, _under(tensors, "server/memory/")),
+        weights=under(tensors, MODEL),
+        sent=put_together(under(tensors, SENT)),
+        memory=memory_of(algorithm.server_memory, under(tensors, "server/memory/")),
         strategy=None if facts["strategy"] is None else Strategy(facts["strategy"]),
     )
     of_client: dict[int, Weights] = {}
-    for name, tensor in _under(tensors, "client/").items():
+    for name, tensor in under(tensors, "client/").items():
         client, _, key = name.partition("/")
         of_client.setdefault(int(client), {})[key] = tensor
     memories = {client: memory_of(algorithm.client_memory, named) for client, named in of_client.items()}
     holders = {int(client): int(held) for client, held in facts["holders"]}
-    broadcasts = {int(held): tensor.numpy().tobytes() for held, tensor in _under(tensors, "broadcast/").items()}
+    broadcasts = {int(held): tensor.numpy().tobytes() for held, tensor in under(tensors, "broadcast/").items()}
     return State(round, server, memories, holders, dict(sorted(broadcasts.items(), reverse=True)), *facts["best"])
 
 
@@ -151,7 +152,3 @@ def _does_not_fit(round: int, reason: str) -> RunError:
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> Weights:
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> Weights:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

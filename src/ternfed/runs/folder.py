@@ -33,13 +33,14 @@ from ternfed.files import (
     json_page,
     load_tensors,
     read_json,
-    save_tensors,
     shown_name,
     write_atomically,
+    write_tensors,
 )
 from ternfed.named_function import check_code, code_in
 from ternfed.runs.environment import environment
 from ternfed.runs.records import Round, best_round, read_rounds, read_timing, summarise, with_seconds
+from ternfed.runs.state_file import MODEL, once, under, whole
 
 try:
     import fcntl
@@ -47,7 +48,6 @@ except ImportError:  # not a POSIX system: two processes in one folder go unnoti
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
-    "MODEL",
     "Resumed",
     "Round",
     "Run",
@@ -61,9 +61,6 @@ __all__ = [
     "read_run",
     "summarise",
 ]
-
-MODEL = "server/weights/"
-"""Tensors of a state under this prefix are the model; `last` and `best` hold them without it."""
 
 FILES = (
     "config.toml", "environment.json", "rounds.jsonl", "timing.jsonl", "state.safetensors", "last.safetensors",
@@ -202,11 +199,11 @@ class RunFolder:
         # Tensors come back in their order too: whoever joins them end to end must not get another sequence.
         line, order = record.to_line().decode(), list(tensors)
         inside = {"facts": dict(facts), "is_best": is_best, "order": order, "record": line}
-        self._replace("state.safetensors", save_tensors(tensors, inside))
+        self._replace_tensors("state.safetensors", once(tensors), inside)
         saved = Saved(record.round, dict(tensors), {})
-        self._replace("last.safetensors", _model(saved), lasting=False)  # else made again from the state
+        self._replace_tensors("last.safetensors", *_model(saved), lasting=False)  # else made again from the state
         if is_best:
-            self._replace("best.safetensors", _model(saved))
+            self._replace_tensors("best.safetensors", *_model(saved))
 
     def note_partition(self, class_counts: Sequence[Sequence[int]]) -> None:
         """Keep how many samples of each class each client holds."""
@@ -264,6 +261,7 @@ class RunFolder:
         try:
             tensors, inside = load_tensors(file)
             record = Round.from_line(inside["record"].encode())
+            tensors = whole(tensors, inside["order"])
             ordered = {name: tensors[name] for name in inside["order"]}
             if not isinstance(inside["facts"], dict):
                 raise ValueError("its facts are no table")
@@ -279,7 +277,7 @@ class RunFolder:
         except BROKEN:
             follows = False
         if not follows:
-            self._replace(name, _model(saved))
+            self._replace_tensors(name, *_model(saved))
 
     def _note_environment(self, device: str) -> None:
         """One entry, and one more for each resumption in another environment than the one before."""
@@ -299,6 +297,12 @@ class RunFolder:
         """A file's new content, whole or not at all; `lasting`: a power cut leaves the old or the new one, too."""
         with self._writing(name):
             write_atomically(self.path / name, data, lasting=lasting)
+
+    def _replace_tensors(
+        self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, lasting: bool = True
+    ) -> None:
+        with self._writing(name):
+            write_tensors(self.path / name, tensors, facts, lasting=lasting)
 
     def _append(self, name: str, line: bytes, *, lasting: bool = True) -> None:
         with self._writing(name):
@@ -393,9 +397,8 @@ def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> N
             raise RunError(f"{key} = {shown(new)}: the run in {path} is past that, after round {done}")
 
 
-def _model(saved: Saved) -> bytes:
-    weights = {key.removeprefix(MODEL): tensor for key, tensor in saved.tensors.items() if key.startswith(MODEL)}
-    return save_tensors(weights, {"round": saved.round})
+def _model(saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    return under(saved.tensors, MODEL), {"round": saved.round}
 
 
 def _read_config(path: Path) -> Table:

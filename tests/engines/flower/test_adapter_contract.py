@@ -311,20 +311,40 @@ def test_keys_and_runs_are_registered_by_these_messages() -> None:
     assert "run_id" in fields(StartRunResponse)
 
 
-def test_an_app_is_built_from_files_in_memory_and_its_config_comes_back() -> None:
+def test_the_app_is_the_same_in_every_run_and_the_config_comes_beside_it() -> None:
     class Control:
         def StartRun(self, request: Any) -> Any:
             from flwr.proto.control_pb2 import StartRunResponse
 
-            self.fab = request.fab
+            self.request = request
             return StartRunResponse(run_id=1)
 
     from flwr.common.config import get_fab_config
+    from flwr.common.serde import user_config_from_proto
 
-    control = Control()
-    superlink.start_run(control, {"run": "0123", "experiment": 'name = "x"\n'})
-    config = get_fab_config(control.fab.content)["tool"]["flwr"]["app"]["config"]
-    assert config == {"run": "0123", "experiment": 'name = "x"\n'}
+    control, config = Control(), {"run": "0123", "experiment": 'name = "x"\n', "frozen": ""}
+    assert superlink.start_run(control, config) == 1
+    assert user_config_from_proto(control.request.override_config) == config
+    fab = control.request.fab
+    assert get_fab_config(fab.content)["tool"]["flwr"]["app"]["config"].keys() == config.keys()  # others are refused
+    assert (fab.hash_str, fab.content) == superlink.stand_in()
+
+
+def test_a_task_says_which_run_and_app_it_is_of_before_it_is_begun() -> None:
+    from flwr.proto.runtime_pb2 import AcquireTaskResponse
+    from flwr.proto.task_pb2 import Task
+
+    assert {"task", "token"} <= fields(AcquireTaskResponse)
+    assert {"run_id", "fab_hash"} <= fields(Task)
+
+
+def test_lines_for_flwr_log_go_through_a_queue() -> None:
+    from flwr.supercore.logger import flush_logs, start_log_uploader, stop_log_uploader
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    assert parameters(start_log_uploader) == ["log_queue", "node_id", "run_id", "client"]
+    assert parameters(flush_logs)[0] == parameters(stop_log_uploader)[0] == "log_queue"
+    assert {"PushLogs", "PushTaskOutput"} <= set(calls_of(RuntimeHttpClient))
 
 
 def test_the_grid_is_opened_with_a_token_for_the_run_of_its_task() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import stat
 import threading
 import time
@@ -322,6 +323,20 @@ def test_a_client_that_goes_while_its_question_is_held_is_not_ready(opened: Open
     for connection in opened.gate.connections.all():
         connection.leave()  # as when its cable is cut
     wait(lambda: not opened.gate.is_ready(0), 10, "the end of the question")
+
+
+def test_a_door_that_closes_on_held_questions_leaves_no_task_behind(
+    made: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("ERROR", "asyncio"), open_door(made) as opened:
+        opened.behind.answers[PULL] = lambda body: b""
+        askers = [threading.Thread(target=_quietly, args=(opened.caller(0),), daemon=True) for _ in range(3)]
+        for each in askers:
+            each.start()
+        wait(lambda: opened.gate.callers[0].asking == 3, 20, "the questions")
+        opened.gate.close()
+        gc.collect()
+        assert not [record for record in caplog.records if "was destroyed" in record.getMessage()]
 
 
 def _quietly(caller: Caller) -> None:

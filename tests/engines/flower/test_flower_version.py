@@ -33,11 +33,11 @@ def install(monkeypatch: pytest.MonkeyPatch, number: str | None) -> None:
     ("number", "sentence"),
     [
         (None, "Flower is missing; install the extra [flower]"),
-        ("1.20.0", "Flower is too old: flwr 1.20.0 is installed; ternfed is tested with 1.41: pip install"),
+        ("1.20.0", "Flower is too old: flwr 1.20.0 is installed; ternfed is tested with 1.40 to 1.42: pip install"),
         ("0.19", "Flower is too old: flwr 0.19 is installed"),
-        ("1.43.0", "flwr 1.43.0 is installed; ternfed is tested with 1.41: pip install 'ternfed[flower]'"),
-        ("2.0.0rc1", "flwr 2.0.0rc1 is installed; ternfed is tested with 1.41"),
-        ("unknown", "flwr unknown is installed; ternfed is tested with 1.41"),
+        ("1.43.0", "flwr 1.43.0 is installed; ternfed is tested with 1.40 to 1.42: pip install 'ternfed[flower]'"),
+        ("2.0.0rc1", "flwr 2.0.0rc1 is installed; ternfed is tested with 1.40 to 1.42"),
+        ("unknown", "flwr unknown is installed; ternfed is tested with 1.40 to 1.42"),
     ],
 )
 def test_a_version_that_is_not_tested_is_named_with_those_that_are(
@@ -49,7 +49,7 @@ def test_a_version_that_is_not_tested_is_named_with_those_that_are(
     assert str(caught.value).startswith(sentence)
 
 
-@pytest.mark.parametrize("number", ["1.41.0", "1.41.3", "1.41.0.dev20260101"])
+@pytest.mark.parametrize("number", ["1.40.0", "1.41.3", "1.42.0.dev20260101"])
 def test_a_tested_version_is_accepted(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     install(monkeypatch, number)
     need_flower()
@@ -65,7 +65,7 @@ def test_the_commands_say_it_and_end_with_1(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     ended = CliRunner().invoke(app.app, [verb, *options[verb]])
     assert ended.exit_code == 1
-    assert "ternfed is tested with 1.41" in " ".join(ended.output.split())
+    assert "ternfed is tested with 1.40 to 1.42" in " ".join(ended.output.split())
 
 
 def test_the_tested_versions_are_those_of_the_package_and_of_the_page() -> None:

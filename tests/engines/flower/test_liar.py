@@ -43,7 +43,7 @@ class Wire:
 
     def __init__(self, sent: dict[int, bytes], order: Sequence[int]) -> None:
         self.sent, self.order = sent, order
-        self.nodes, self.refused = dict.fromkeys(sent, 0), 0
+        self.nodes, self.refused, self.latency = dict.fromkeys(sent, 0), 0, 0.0
 
     def is_uploading(self, client: int) -> bool:
         return False
@@ -83,7 +83,7 @@ def test_the_same_bits_and_the_same_words_in_any_order(order: tuple[int, ...], m
     connections: Any = SimpleNamespace(link=wire, gate=wire, answering=set(), tell=lambda moment: None)
     attempt = server._Attempt(federation, connections, federation.open(), server.Terms(deadline=5.0), {})
     attempt.play()
-    there, expected = attempt.arrived.finish(), here.finish()
+    there, expected = attempt.finished(), here.finish()
     assert not attempt.dropped
     assert all(torch.equal(tensor, expected.average[name]) for name, tensor in there.average.items())
     assert there.notes == expected.notes

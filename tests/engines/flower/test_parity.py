@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 from ternfed.engines import simulate
 from ternfed.engines.flower import processes
+from ternfed.engines.flower.connected import ListenAddress
 from ternfed.engines.flower.deploy import Plan, serve
-from ternfed.engines.flower.server import ListenAddress, Terms
+from ternfed.engines.flower.server import Terms
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import Certificates
 from ternfed.engines.flower.client_round import (
     END,
+    HELLO,
     ClientSetup,
     RoundRequest,
     find_data,
@@ -31,8 +32,9 @@ from ternfed.engines.flower.client_round import (
 from ternfed.engines.flower.envelope import content, unwrap
 from ternfed.engines.flower.errors import InUse, NetworkError
 from ternfed.engines.flower.knock import knock
+from ternfed.engines.flower.link import Place
 from ternfed.engines.flower.memory import Store
-from ternfed.engines.flower.reachable import telling
+from ternfed.engines.flower.reachable import reason_away, telling
 from ternfed.engines.flower.signatures import read_private_key
 from ternfed.engines.flower.told import plain, read_terms
 from ternfed.round.federation import Site
@@ -66,11 +68,11 @@ class ClientConfig:
 class _Work:
     """The run that this client takes part in, made ready once, and the data that it owns."""
 
-    def __init__(self, config: ClientConfig) -> None:
-        self.setup = config.setup
-        self.store = Store(config.state / "runs")
+    def __init__(self, setup: ClientSetup, state: Path) -> None:
+        self.setup = setup
+        self.store = Store(state / "runs")
         self.rounds = 0
-        self._loaded = dict(config.setup.loaded)
+        self._loaded = dict(setup.loaded)
         self._open: tuple[str, Site] | None = None
 
     def site_of(self, run_config: dict[str, Any]) -> tuple[str, Site]:
@@ -85,15 +87,13 @@ class _Work:
 
 def run_client(config: ClientConfig, speak: Say) -> int:
     """Serve until the server says that the run is over; how often it took part. Refused where it may not."""
-    adapter.need_flower()
-    adapter.set_up(config.state / "flower")
-    torch.set_num_threads(config.threads)
+    _begin(config.state, config.threads)
     certificates, key = config.certificates, config.certificates.client_key(config.setup.index)
     certificates.need_from_server(certificates.authority, key)
     private_key, context = read_private_key(key), certificates.client_context()
     config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     adapter.quiet()
-    working = _Work(config)
+    working = _Work(config.setup, config.state)
 
     def say(text: str) -> None:
         speak(plain(text))
@@ -102,7 +102,7 @@ def run_client(config: ClientConfig, speak: Say) -> int:
     while True:
         away = _knock(config.server, context, private_key, say)
         with _supernode(config, key) as node, telling(config.server, say, away):  # a SuperNode keeps trying
-            is_over = _serve(working, node, say)
+            is_over = _serve(working, node.place, node.is_there, say)
             ended = adapter.how_it_ended(node.report)
         if is_over and not config.stay:
             return working.rounds
@@ -113,6 +113,46 @@ def run_client(config: ClientConfig, speak: Say) -> int:
             was = "turned away" if ended.end is adapter.End.TURNED_AWAY else "lost"
             say(f"the connection was {was}; trying again in {AGAIN:g} s")
         time.sleep(AGAIN)
+
+
+@dataclass(frozen=True)
+class AttachedConfig:
+    """A SuperNode of somebody else's whose tasks a client takes."""
+
+    supernode: Place
+    setup: ClientSetup
+    state: Path
+    """Its folder: what it must not forget."""
+    stay: bool = False
+    """Wait for another run when one is over."""
+    threads: int = 1
+    others: bool = False
+    """Whether tasks of other apps are given to Flower's own program; else they are answered by an error."""
+
+
+def run_attached(config: AttachedConfig, speak: Say) -> int:
+    """Serve the tasks of a SuperNode until a ternfed run is over; how often this client took part."""
+    _begin(config.state, config.threads)
+    config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    adapter.quiet()
+    working, place = _Work(config.setup, config.state), config.supernode
+
+    def say(text: str) -> None:
+        speak(plain(text))
+
+    others = config.state / "others.log" if config.others else None
+    with telling(place.address, say, reason_away(place.address)):
+        while not _serve(working, place, lambda: True, say, others) or config.stay:
+            continue
+    return working.rounds
+
+
+def _begin(state: Path, threads: int) -> None:
+    """What comes before anything of Flower's."""
+    adapter.need_flower()
+    adapter.set_up(state / "flower")
+    torch.set_num_threads(threads)
+    processes.give_memory_back()
 
 
 def _knock(server: str, context: ssl.SSLContext, key: Any, say: Say) -> str | None:
@@ -130,10 +170,12 @@ def _knock(server: str, context: ssl.SSLContext, key: Any, say: Say) -> str | No
 
 class _SuperNode(NamedTuple):
     process: subprocess.Popen[bytes]
-    address: str
+    place: Place
     """Where it hands out tasks."""
-    secret: bytes
     report: Path
+
+    def is_there(self) -> bool:
+        return self.process.poll() is None
 
 
 @contextmanager
@@ -147,25 +189,30 @@ def _supernode(config: ClientConfig, key: Path) -> Iterator[_SuperNode]:
     command = adapter.supernode_command(config.server, port, authority, key, secret_file, report)
     process = processes.start(command, log)
     try:
-        yield _SuperNode(process, f"127.0.0.1:{port}", secret, report)
+        yield _SuperNode(process, Place(f"127.0.0.1:{port}", None, secret), report)
     finally:
         processes.stop(process, patience=2.0)
         secret_file.unlink(missing_ok=True)
 
 
-def _serve(working: _Work, node: _SuperNode, say: Say) -> bool:
-    """Take tasks while the SuperNode lives; True when the server says that the run is over."""
-    queue = adapter.open_queue(node.address, node.secret)
+def _serve(working: _Work, place: Place, is_there: Callable[[], bool], say: Say, others: Path | None = None) -> bool:
+    """Take tasks while the SuperNode lives; True when the server says that the run is over.
+
+    `others` is the log of Flower's own program where it is to do what is not ours; None: that is answered by an error.
+    """
+    queue = adapter.open_queue(place.address, place.secret, place.authority)
     adapter.load_ahead()  # while the SuperNode starts
 
-    while node.process.poll() is None:
+    while is_there():
         try:
-            token = adapter.take(queue, adapter.CLIENT_APP)
-        except adapter.CallFailed:  # the SuperNode is still starting
-            token = None
-        if token is None:
+            taken = adapter.take(queue, adapter.CLIENT_APP)
+        except adapter.CallFailed:  # the SuperNode is still starting, or gone for a while
+            taken = None
+        if taken is None:
             time.sleep(POLL)
-        elif _do_task(working, adapter.open_task(node.address, token, adapter.CLIENT_APP), say):
+        elif others is not None and taken.app not in ("", adapter.stand_in()[0]):
+            adapter.hand_on(taken, adapter.CLIENT_APP, place.address, place.authority, others)
+        elif _do_task(working, adapter.open_task(place.address, taken.token, adapter.CLIENT_APP, place.authority), say):
             time.sleep(1.5)  # the SuperNode looks for replies every half second
             return True
     return False
@@ -173,8 +220,9 @@ def _serve(working: _Work, node: _SuperNode, say: Say) -> bool:
 
 def _do_task(working: _Work, task: Any, say: Say) -> bool:
     """One message answered; True when it was the last."""
-    from flwr.app import RecordDict
+    from flwr.app import ConfigRecord, RecordDict
 
+    answer: Any
     with adapter.heartbeats(task):
         try:
             message, context = adapter.read_task(task)
@@ -184,7 +232,12 @@ def _do_task(working: _Work, task: Any, say: Say) -> bool:
         group = message.metadata.group_id
         is_over = bool(group == END)
         try:
-            answer = RecordDict() if is_over else content(_work_on(working, group, message.content, context, say))
+            if is_over:
+                answer = RecordDict()
+            elif group == HELLO:
+                answer = RecordDict({HELLO: ConfigRecord({"client": working.setup.index, "of": working.setup.count})})
+            else:
+                answer = content(_work_on(working, group, message.content, context, say))
         except Exception as error:  # whatever it is, the server must hear of it and this client lives on
             answer = f"{type(error).__name__}: {error}"
             say(f"round {group}: {answer}")

@@ -17,12 +17,14 @@ from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import shown
 from ternfed.named_function import code_in
 from ternfed.round.exchange import receive
-from ternfed.round.federation import Site, answer
+from ternfed.round.federation import Site, answer, let_go
 from ternfed.training.work import TrainingData
 from ternfed.wire import MissingReference, Reference
 
 HELD = "/held-"
 END = "end"
+HELLO = "hello"
+"""The group of a message that asks who a client is, where the server does not know by its key."""
 
 
 class RoundRequest(NamedTuple):
@@ -103,25 +105,29 @@ def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet, frozen:
                 f"{experiment.federation.clients} clients"
             )
         samples = experiment.make_partition(data.train.labels, network.task, data.clients)[1][setup.index]
+    let_go(network, algorithm)
     return Site(experiment, network, algorithm, TrainingData.of(data, setup.device), samples, setup.index, setup.count)
 
 
 def work(site: Site, store: Store, run: str, request: RoundRequest, data: bytes) -> bytes:
     """The upload to a broadcast; MissingReference where it needs a broadcast that this client does not hold."""
     kept = store.load(run, request.round)
-    given = None
+    given = held = None
     if request.held is not None:
         # One older than the last where the server knows nothing of the last: the upload came too late.
         held = kept if kept is not None and kept.round == request.held else store.after(run, request.held)
         if held is None:
             have = "nothing" if kept is None else f"that of round {kept.round}"
             raise MissingReference(f"coded given the broadcast of round {request.held}; {have} is held")
-        given = None if held.lent is None else Reference(held.lent)
+        given = None if held.lent is None else Reference(held.lent, keep=False)
     broadcast = receive(site.algorithm, data, given)
+    del given
     if broadcast.message.numbers["round"] != request.round:
         raise WrongRound(f"a broadcast of round {broadcast.message.numbers['round']:g} came in round {request.round}")
     memory = memory_of(site.algorithm.client_memory, {} if kept is None else kept.memory)
+    start = 0 if kept is None else kept.round
+    del kept, held  # the memory has what is needed of them, and what they lent is as large as a model
     upload, memory = answer(site, request.round, broadcast, memory)
     lent = None if broadcast.lent is None else dict(broadcast.lent)
-    store.save(run, Kept(request.round, tensors_of(memory), lent), start=0 if kept is None else kept.round)
+    store.save(run, Kept(request.round, tensors_of(memory), lent), start=start)
     return upload

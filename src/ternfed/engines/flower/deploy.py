@@ -12,16 +12,9 @@ import torch
 
 from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import make_certificates
+from ternfed.engines.flower.connected import ListenAddress, SharedSuperLink, attach, open_connections
 from ternfed.engines.flower.local import local_clients
-from ternfed.engines.flower.server import (
-    ListenAddress,
-    Terms,
-    known_run,
-    new_run,
-    open_connections,
-    record,
-    wait_for_clients,
-)
+from ternfed.engines.flower.server import Terms, known_run, new_run, record, wait_for_clients
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import need
 from ternfed.round.federation import open_federation
@@ -35,7 +28,7 @@ class Plan:
 
     experiment: Experiment
     out: Path
-    listen: ListenAddress | None
+    listen: ListenAddress | SharedSuperLink | None
     """None: a try on this machine alone, with temporary certificates and clients of its own."""
     terms: Terms = field(default_factory=Terms)
     wait_for: int | None = None
@@ -55,6 +48,7 @@ def serve(
     other threads.
     """
     adapter.need_flower()
+    processes.give_memory_back()
     clients = plan.experiment.federation.clients
     need(clients > 0, "federation.clients", clients, "a deployment needs to know how many there are: --clients N")
     with ExitStack() as stack:
@@ -79,11 +73,15 @@ def serve(
             listen = ListenAddress(certificates, "127.0.0.1", processes.free_port())
             stack.enter_context(local_clients(plan.experiment, listen, network / "clients", data))
         federation = open_federation(plan.experiment, data)
-        connections = stack.enter_context(open_connections(federation, listen, network, run))
+        if isinstance(listen, SharedSuperLink):
+            connections = stack.enter_context(attach(federation, listen, network, run, say))
+        else:
+            connections = stack.enter_context(open_connections(federation, listen, network, run))
         connections.tell = both(LiveFile(plan.out).tell, tell)
+        say = _both(say, connections.link.log)
         opened()
         started()
-        say(f"listening on {listen.host}:{connections.gate.port}")
+        say(connections.place)
         if len(past) < plan.experiment.federation.rounds:
             wanted = clients if plan.wait_for is None else plan.wait_for
             wait_for_clients(connections, wanted, plan.terms, say, len(past) + 1)
@@ -92,3 +90,11 @@ def serve(
             rounds.append(outcome)
             yield outcome
         folder.finish(summarise(rounds, plan.experiment, plan.out.name, federation.class_counts()))
+
+
+def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        first(text)
+        second(text)
+
+    return say

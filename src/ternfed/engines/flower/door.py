@@ -80,10 +80,21 @@ class Caller:
     """Questions that are being held."""
     is_uploading: bool = False
     """Its last call sent a part of a reply."""
+    replied: float = 0.0
+    """When it last sent a part of a reply, until it asks for messages again."""
+    between: float = 0.0
+    """Seconds from the end of a reply to its next question: the longest of late, half forgotten with each reply."""
 
     def is_ready(self) -> bool:
         """Whether it is there and waits for a message."""
         return self.asking > 0 or time.monotonic() - self.asked < READY
+
+    def asks(self) -> None:
+        """It asks for messages."""
+        now = time.monotonic()
+        if self.replied:
+            self.between, self.replied = max(now - self.replied, self.between / 2), 0.0
+        self.asked = now
 
 
 @dataclass
@@ -178,6 +189,8 @@ class Door:
         connection.until = time.monotonic() + IDLE
         call = _Call(self, path, await read_body(receive, length), caller, connection, signed, versions(fields))
         answer = await call.answer(receive)
+        if caller.is_uploading:
+            caller.replied = time.monotonic()
         if answer.status == 200:
             self.recognise(connection, caller)
             if path not in QUIET:
@@ -319,7 +332,7 @@ class _Call:
                 answer = await self._ask(PULL, body)
                 if answer.status == 200:
                     self.door.recognise(self.connection, caller)
-                    caller.asked = time.monotonic()
+                    caller.asks()
                 left = end - time.monotonic()
                 if answer.status != 200 or answer.content or left <= 0 or gone.done():
                     break
@@ -343,6 +356,7 @@ class _Call:
             if gone.done():
                 caller.asked = 0.0
             gone.cancel()
+            await asyncio.wait({gone})  # no task is left behind when the door closes
 
     async def _ask(self, path: str, body: bytes) -> Answer:
         """A request of our own to the SuperLink."""

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ternfed.engines.flower.certs import Certificates
 from ternfed.engines.flower.connections import Connections, Listener, listen, room
 from ternfed.engines.flower.custody import Custody
 from ternfed.engines.flower.door import Caller, Door
 from ternfed.engines.flower.errors import NetworkError
+from ternfed.engines.flower.presence import Bytes
 
 if TYPE_CHECKING:
     import uvicorn
@@ -42,14 +43,9 @@ KEPT = 3.0
 """Seconds that an unused connection to the SuperLink is kept; it closes them after 5."""
 UPLOAD = 256 << 20
 """Bytes of a client's message, where the model does not say it more exactly."""
+CLOSING = 60.0
+"""Seconds that the door's own thread is given to end; one that is left behind would leave tasks behind."""
 LOGS = ("ternfed.door", "uvicorn.error")
-
-
-class Bytes(NamedTuple):
-    """A client's bytes up to a moment."""
-
-    down: int
-    up: int
 
 
 @dataclass
@@ -100,7 +96,7 @@ class Gate:
         if self._loop is not None and self._door is not None:
             self._loop.call_soon_threadsafe(self._door.close)
         self._server.should_exit = True
-        self._thread.join(15)
+        self._thread.join(CLOSING)
         self._thread = None
         for name in LOGS:
             if self._handler is not None:
@@ -129,6 +125,11 @@ class Gate:
     def refused(self) -> int:
         """Requests that were turned away."""
         return 0 if self._door is None else self._door.refused
+
+    @property
+    def latency(self) -> float:
+        """The longest time between two questions for messages of a client that was there."""
+        return max((caller.between for caller in self.callers.values()), default=0.0)
 
     def bytes_of(self, client: int) -> Bytes:
         counted = self.callers[client].bytes

@@ -1,11 +1,11 @@
-"""The server's end of Flower: a SuperLink as a child, the clients' keys registered, and its grid for our own loop."""
+"""The server's end of Flower: a SuperLink, our own or somebody else's, a run in it, and its grid for our own loop."""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,21 @@ START = 60.0
 """Seconds that a SuperLink may take to answer."""
 
 
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a SuperLink or a SuperNode hands out tasks."""
+
+    address: str
+    """HOST:PORT"""
+    authority: Path | None = None
+    """Whose certificate it has; None: it is spoken to without TLS."""
+    secret: bytes | None = None
+    """What who takes tasks signs with; None: nobody has to."""
+
+
 @dataclass(frozen=True)
 class Link:
     """A running SuperLink with a run in it."""
@@ -28,6 +43,8 @@ class Link:
     """Of the run itself, which this process has taken."""
     nodes: dict[int, int]
     """The SuperNode of each client."""
+    log: Say
+    """A line for `flwr log`."""
 
     def push(self, clients: Sequence[int], group: str, content: Any, seconds: float) -> list[str]:
         """Put a message in the queues of clients, to be answered within so many seconds; the id of each."""
@@ -63,23 +80,55 @@ def open_link(certificates: Certificates, clients: int, config: dict[str, str], 
     command = adapter.superlink_command(port, authority, certificates.server, certificates.server_key, secret_file)
     process = processes.start(command, log)
     try:
-        address = f"127.0.0.1:{port}"
-        control = adapter.open_control(address, authority)
+        place = Place(f"127.0.0.1:{port}", authority, secret)
+        control = adapter.open_control(place.address, authority)
         nodes = {index: _register(control, key, process, log) for index, key in enumerate(keys)}
-        adapter.start_run(control, config)
+        run = adapter.start_run(control, config)
         control.close()
-        token = _take(address, secret, authority)
-        task = adapter.open_task(address, token, adapter.SERVER_APP, authority)
-        grid = adapter.open_grid(task, address, token, authority)
-        try:
-            with adapter.heartbeats(task):
-                yield Link(("127.0.0.1", port), grid, task, nodes)
-        finally:  # a SuperLink waits for open connections before it ends
-            grid.close()
-            task.close()
+        with _taken(place, run, nodes) as link:
+            yield link
     finally:
         processes.stop(process, patience=3.0)
         secret_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def attach_link(place: Place, config: dict[str, str], others: Path | None = None) -> Iterator[Link]:
+    """A run in a SuperLink that somebody else runs, which hears how it ended; no client is known yet.
+
+    `others` is the log of Flower's own programs where they are to run what is not ours; None: that is a failure.
+    """
+    adapter.quiet()
+    control = adapter.open_control(place.address, place.authority)
+    try:
+        run = adapter.start_run(control, config)
+    except adapter.CallFailed as error:
+        raise NetworkError(f"{place.address}: the SuperLink took no run ({error})") from error
+    finally:
+        control.close()
+    with _taken(place, run, {}, others) as link:
+        try:
+            yield link
+        except BaseException as error:
+            adapter.finish_run(link.task, str(error) or type(error).__name__)
+            raise
+        adapter.finish_run(link.task)
+
+
+@contextmanager
+def _taken(place: Place, run: int, nodes: dict[int, int], others: Path | None = None) -> Iterator[Link]:
+    """The run's own task, taken by this process."""
+    adapter.load_grid()
+    token = _take(place, run, others)
+    task = adapter.open_task(place.address, token, adapter.SERVER_APP, place.authority)
+    host, _, port = place.address.rpartition(":")
+    with ExitStack() as stack:  # a SuperLink waits for open connections before it ends
+        stack.callback(task.close)
+        stack.enter_context(adapter.heartbeats(task))
+        grid = adapter.open_grid(task, place.address, token, place.authority)
+        stack.callback(grid.close)
+        log = stack.enter_context(adapter.logging_to(task, run))
+        yield Link((host, int(port)), grid, task, nodes, log)
 
 
 def _register(control: Any, key: Path, process: subprocess.Popen[bytes], log: Path) -> int:
@@ -96,14 +145,26 @@ def _register(control: Any, key: Path, process: subprocess.Popen[bytes], log: Pa
             time.sleep(0.1)
 
 
-def _take(address: str, secret: bytes, authority: Path) -> str:
-    """The token of the run's own task, which this process takes on."""
-    queue = adapter.open_queue(address, secret, authority)
+def _take(place: Place, run: int, others: Path | None) -> str:
+    """The token of a run's own task, which this process takes on."""
+    queue = adapter.open_queue(place.address, place.secret, place.authority)
     end = time.monotonic() + START
-    while time.monotonic() < end:
-        token = adapter.take(queue, adapter.SERVER_APP)
-        if token is not None:
-            queue.close()
-            return token
-        time.sleep(0.05)
-    raise NetworkError("Flower's SuperLink did not hand out its run")
+    try:
+        while time.monotonic() < end:
+            taken = adapter.take(queue, adapter.SERVER_APP)
+            if taken is None:
+                time.sleep(0.05)
+            elif taken.run == run:
+                return taken.token
+            elif others is None:
+                raise NetworkError(
+                    f"the SuperLink handed out run {taken.run}, which is not ours and now needs to be started again; "
+                    "with --others such a run is given to Flower's own program"
+                )
+            else:
+                adapter.hand_on(taken, adapter.SERVER_APP, place.address, place.authority, others)
+    except adapter.CallFailed as error:
+        raise NetworkError(f"{place.address}: the SuperLink hands out no tasks ({error}); --secret?") from error
+    finally:
+        queue.close()
+    raise NetworkError("the SuperLink did not hand out its run; it must have been started with --isolation process")

@@ -16,8 +16,8 @@ from ternfed.data.values import DataSet
 from ternfed.engines.flower import adapter
 from ternfed.engines.flower.client import ClientConfig, run_client
 from ternfed.engines.flower.client_round import ClientSetup
+from ternfed.engines.flower.connected import ListenAddress
 from ternfed.engines.flower.processes import write_private
-from ternfed.engines.flower.server import ListenAddress
 from ternfed.experiment.experiment import Experiment
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Weights
-from ternfed.files import load_tensors, save_tensors, write_atomically
+from ternfed.files import load_tensors, write_tensors
 
 
 class Kept(NamedTuple):
@@ -53,7 +53,7 @@ class Store:
         tensors = {f"memory/{name}": tensor for name, tensor in kept.memory.items()}
         tensors |= {f"lent/{name}": tensor for name, tensor in (kept.lent or {}).items()}
         facts = {"round": kept.round, "lent": kept.lent is not None}
-        write_atomically(place / f"{kept.round}.safetensors", save_tensors(tensors, facts))
+        write_tensors(place / f"{kept.round}.safetensors", tensors, facts)
         for number, file in self._files(run).items():
             if number not in (kept.round, start):
                 file.unlink()

@@ -62,11 +62,12 @@ def ternary_mod(message: Message, context: Context, call_next: Next) -> Message:
     kept.store(context)
     layout = Layout.from_json(kept.layout)
     algorithm = algorithm_for(Mode(kept.mode), layout, kept.bits)
-    received = layout.network.with_counters(dense_weights(broadcast.message))
-    content = RecordDict(dict(message.content))
-    content[name] = array_record(layout.state(received))
+    small, content = message.content, RecordDict(dict(message.content))
+    content[name] = array_record(layout.state(layout.network.with_counters(dense_weights(broadcast.message))))
     message.content = content
+    del content
     reply = call_next(message, context)
+    message.content = small  # the app is done with the arrays, which are a whole model
     if reply.has_error() or message.metadata.message_type.partition(".")[0] != "train":
         return reply
     found = _model_in(reply.content, name, layout)

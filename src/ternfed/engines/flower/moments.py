@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ternfed.engines.flower.gate import Gate
+from ternfed.engines.flower.presence import Presence
 from ternfed.runs.live import ClientState, Moment, Phase
 
 
 def moment_of(
-    gate: Gate,
+    gate: Presence,
     clients: Collection[int],
     round: int,
     began: float,

@@ -34,7 +34,7 @@ def _look(server: str, say: Callable[[str], None], away: str | None, stop: threa
     else:
         say(f"{server} does not answer yet ({away}), trying again in {wait:g} s")
     while not stop.wait(EVERY if away is None else wait):
-        reason = _reason(server)
+        reason = reason_away(server)
         if stop.is_set():
             return
         if reason is None and away is not None:
@@ -47,7 +47,7 @@ def _look(server: str, say: Callable[[str], None], away: str | None, stop: threa
         away = reason
 
 
-def _reason(server: str) -> str | None:
+def reason_away(server: str) -> str | None:
     """Why no connection can be opened; None where one can."""
     host, _, port = server.rpartition(":")
     try:

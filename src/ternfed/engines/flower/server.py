@@ -6,33 +6,36 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ternfed.algorithms.algorithm import Network
+from ternfed.aggregation.aggregation import Uploads
 from ternfed.engines.flower import adapter, processes
-from ternfed.engines.flower.certs import Certificates, public_bytes
 from ternfed.engines.flower.client_round import END, RoundRequest
+from ternfed.engines.flower.connected import ClientTraffic, Connections
 from ternfed.engines.flower.envelope import content, unwrap
 from ternfed.engines.flower.errors import NetworkError
-from ternfed.engines.flower.gate import Bytes, Gate
-from ternfed.engines.flower.link import Link, open_link
 from ternfed.engines.flower.moments import moment_of
 from ternfed.engines.flower.uploads import accept
 from ternfed.round.acceptance import Bounds
 from ternfed.round.audit import finished, is_audited
-from ternfed.round.exchange import Broadcasts
-from ternfed.round.federation import Federation, RoundOutcome, conclude
+from ternfed.round.exchange import Broadcast, Broadcasts
+from ternfed.round.federation import Federation, RoundOutcome, conclude, let_go
 from ternfed.round.intake import Intake
 from ternfed.round.state import State, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunFolder, Saved
-from ternfed.runs.live import Phase, Tell, tell_nobody
+from ternfed.runs.live import Phase
 
 GRACE = 6.0
-"""Seconds that a round waits for a client that was there a moment ago to ask for its next message."""
+"""Seconds that a round waits at least for a client that was there a moment ago to ask for its next message, …"""
+PER_CLIENT = 0.25
+"""… for so many seconds per client of the round, because many on one machine come one after another, …"""
+TIMES = 3.0
+"""… and so many times as long as the slowest of them took lately; …"""
+MOST_GRACE = 120.0
+"""… but no longer than this."""
 LOOK = 0.5
 """Seconds between two looks for replies when nothing is heard."""
 FAREWELL = 30.0
@@ -54,98 +57,33 @@ class Terms:
     """Seconds to wait for clients, before the first round and when none answers any more."""
     least: int = 1
     """Uploads that a round needs; with fewer it is played again."""
+    grace: float | None = None
+    """Seconds that a round waits for clients of the last one to ask for the next; None: by their number and pace."""
     bounds: Bounds = field(default_factory=Bounds)
 
-
-@dataclass(frozen=True)
-class ListenAddress:
-    """Where clients reach the server."""
-
-    certificates: Certificates
-    host: str = "0.0.0.0"
-    port: int = 8443
-
-
-@dataclass
-class ClientTraffic:
-    """What one client of a round sent and received."""
-
-    payload_down: int = 0
-    payload_up: int = 0
-    socket_down: int = 0
-    socket_up: int = 0
-    seconds: float | None = None
-    """From its message to its upload, as the server sees it."""
-
-
-@dataclass
-class Connections:
-    """A federation's connections: Flower behind the gate."""
-
-    link: Link
-    gate: Gate
-    counted: dict[int, Bytes]
-    """Each client's bytes that were given to rounds before this."""
-    answering: set[int] = field(default_factory=set)
-    """Clients whose upload counted when they were last asked, in this round or an earlier one."""
-    tell: Tell = tell_nobody
-    """Hears what clients are doing."""
-
-    def ready(self) -> list[int]:
-        return [client for client in self.link.nodes if self.gate.is_ready(client)]
-
-    def count(self, by_client: dict[int, ClientTraffic]) -> None:
-        """Give the round all bytes since the one before: its messages, and every sign of life between them."""
-        for client, before in self.counted.items():
-            now = self.gate.bytes_of(client)
-            if now != before:
-                traffic = by_client.setdefault(client, ClientTraffic())
-                traffic.socket_down += now.down - before.down
-                traffic.socket_up += now.up - before.up
-            self.counted[client] = now
-
-
-@contextmanager
-def open_connections(federation: Federation, listen: ListenAddress, folder: Path, run: str) -> Iterator[Connections]:
-    """The SuperLink and the gate in front of it, from start to stop; clients are told when it is over."""
-    experiment = federation.experiment
-    clients = experiment.federation.clients
-    config = {"experiment": experiment.to_toml(), "run": run, "frozen": federation.network.digest or ""}
-    with open_link(listen.certificates, clients, config, folder) as link:
-        keys = {public_bytes(listen.certificates.public_key(index)): index for index in range(clients)}
-        most = largest_upload(federation.network)
-        log = folder / "door.log"
-        gate = Gate(listen.certificates, listen.host, listen.port, link.address, keys, link.nodes, most, log)
-        try:
-            gate.open()
-        except OSError as error:
-            raise NetworkError(f"{listen.host}:{listen.port}: cannot listen there ({error.strerror})") from error
-        try:
-            yield Connections(link, gate, {client: Bytes(0, 0) for client in range(clients)})
-        finally:
-            gate.close()
-
-
-def largest_upload(network: Network) -> int:
-    """Bytes that an upload may have: four times the model, whatever the algorithm sends, and a megabyte besides."""
-    return 4 * sum(tensor.nbytes for tensor in network.weights().values()) + (1 << 20)
+    def grace_for(self, clients: int, latency: float) -> float:
+        """The grace of a round with so many clients, the slowest of which took so long to ask again."""
+        if self.grace is not None:
+            return self.grace
+        return min(MOST_GRACE, max(GRACE, PER_CLIENT * clients, TIMES * latency))
 
 
 def wait_for_clients(connections: Connections, count: int, terms: Terms, say: Say, round: int = 1) -> None:
     """Until so many clients are there for a round; NetworkError after the patience."""
     end, seen, began = time.monotonic() + terms.patience, -1, time.time()
     while len(there := connections.ready()) < count:
-        connections.tell(moment_of(connections.gate, connections.link.nodes, round, began, "waiting"))
+        connections.tell(moment_of(connections.gate, range(connections.clients), round, began, "waiting"))
         if len(there) != seen:
             seen = len(there)
-            say(f"{seen} of {len(connections.link.nodes)} clients are there" + (f": {_names(there)}" if there else ""))
+            say(f"{seen} of {connections.clients} clients are there" + (f": {_names(there)}" if there else ""))
         if time.monotonic() > end:
             raise NetworkError(
                 f"{len(there)} of {count} clients came within {terms.patience:g} s; "
                 "start them with ternfed client, then go on by --resume"
             )
         connections.gate.wait(0.2)
-    say(f"{len(there)} of {len(connections.link.nodes)} clients are there: {_names(there)}")
+    connections.answering.update(there)  # they are waited for if they are late for the first message
+    say(f"{len(there)} of {connections.clients} clients are there: {_names(there)}")
 
 
 def record(
@@ -155,6 +93,8 @@ def record(
     state = federation.open()
     if saved is not None:
         state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, federation.network.digest)
+        del saved
+    let_go(federation.network, federation.algorithm)
     while state.round < federation.experiment.federation.rounds:
         state, outcome, by_client = play_round(federation, connections, state, terms, say)
         folder.append(outcome)
@@ -162,6 +102,7 @@ def record(
             outcome, *pack(state, federation.network.digest), is_best=state.best_round == state.round
         )
         note_bytes(folder.path, outcome.round, by_client)
+        connections.link.log(f"round {outcome.round}: {outcome.metric} {outcome.score:.4g}, loss {outcome.loss:.4g}")
         yield outcome
     _say_goodbye(connections, state.took_part)
 
@@ -184,7 +125,7 @@ def play_round(
                 missing=tuple(sorted(set(attempt.chosen) - set(attempt.holders))),
                 dropped=tuple(attempt.dropped[client] for client in sorted(attempt.dropped)),
             )
-            uploads = finished(federation, state, attempt.arrived)
+            uploads = attempt.finished()
             return *conclude(federation, state, uploads, attempt.traffic, attempt.clock, after), by_client
         for client in sorted(attempt.dropped):
             say(f"round {state.round + 1}: {attempt.dropped[client]}")
@@ -221,27 +162,39 @@ class _Attempt:
         self._pending: dict[str, tuple[int, int | None]] = {}
         """Messages without a reply: to whom, and coded given which older broadcast."""
         self._pushed: dict[int, float] = {}
-        broadcast = self.broadcasts.given(next(iter(self.broadcasts.groups(self.chosen)))).broadcast
-        self.arrived = Intake.of(algorithm, broadcast, federation.registered, len(self.chosen), is_audited(federation))
+        self._arrived: Intake | None = None
         self._began = time.time()
+
+    def _intake(self, broadcast: Broadcast) -> Intake:
+        """Where uploads go; made with the first of them, because before that nobody may have been sent anything."""
+        if self._arrived is None:
+            known, asked = self.federation.registered, len(self.chosen)
+            self._arrived = Intake.of(self.federation.algorithm, broadcast, known, asked, is_audited(self.federation))
+        return self._arrived
+
+    def finished(self) -> Uploads:
+        """All uploads made one; their sums, twice as large as the model, are gone then."""
+        arrived, self._arrived = self._intake(self.broadcasts.any()), None
+        return finished(self.federation, self.state, arrived)
 
     def _tell(self, phase: Phase) -> None:
         """Who watches hears what this round's clients are doing."""
         asked = {client for client, _ in self._pending.values()}
-        gate, clients, known = self.connections.gate, self.connections.link.nodes, self.dropped
+        gate, clients, known = self.connections.gate, range(len(self.federation.parts)), self.dropped
         self.connections.tell(
             moment_of(gate, clients, self.number, self._began, phase, asked=asked, counted=self.holders, dropped=known)
         )
 
     def play(self) -> None:
         self._tell("broadcast")
-        self.clock.lap("broadcast")
         ready = self._wait_for_ready()
         self.clock.lap("wait")
         self.dropped |= {client: f"client {client}: was not there" for client in set(self.chosen) - ready}
         for held, clients in self.broadcasts.groups(client for client in self.chosen if client in ready).items():
+            self.broadcasts.given(held)
+            self.clock.lap("broadcast")
             self._push(clients, held)
-        self.clock.lap("push")
+            self.clock.lap("push")
         end = time.monotonic() + self.terms.deadline
         while self._pending and time.monotonic() < end:
             self.connections.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
@@ -256,7 +209,7 @@ class _Attempt:
 
     def _wait_for_ready(self) -> set[int]:
         """Who of the chosen is there. One that did not answer when it was last asked is not waited for."""
-        end = time.monotonic() + GRACE
+        end = time.monotonic() + self.terms.grace_for(len(self.chosen), self.connections.gate.latency)
         known = self.connections.answering.union(self.state.took_part)
         expected = {client for client in self.chosen if client in known}
         while True:
@@ -300,7 +253,7 @@ class _Attempt:
             broadcast, bounds = self.broadcasts.given(held).broadcast, self.terms.bounds
             sender = self.federation.site(client).client(self.number)
             upload = accept(algorithm, network, data, broadcast, sender, self.number, bounds)
-            self.arrived.add(client, upload.meaning)
+            self._intake(broadcast).add(client, upload.meaning)
             self.traffic.add_upload(data, upload.message, algorithm, broadcast)
             self.holders.append(client)
         except Exception as error:  # whatever a client sends must not stop the others

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import tomli_w
@@ -21,17 +24,19 @@ from flwr.serverapp import ServerApp
 client = ClientApp()
 server = ServerApp()
 '''
+CONFIG = ("run", "experiment", "frozen")
+"""What the configuration of a run says."""
 
 
-def open_control(address: str, authority: Path) -> Any:
-    """A client of a SuperLink's Control API."""
+def open_control(address: str, authority: Path | None) -> Any:
+    """A client of a SuperLink's Control API; without TLS where there is no authority."""
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     return ControlHttpClient.from_server_address(
         server_address=address,
-        insecure=False,
-        root_certificates=authority.read_bytes(),
+        insecure=authority is None,
+        root_certificates=None if authority is None else authority.read_bytes(),
         interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
     )
 
@@ -44,12 +49,10 @@ def register(control: Any, public_key: bytes) -> int:
         return int(control.RegisterNode(RegisterNodeRequest(public_key=public_key)).node_id)
 
 
-def start_run(control: Any, config: dict[str, str]) -> None:
-    """Start a run whose clients find `config` in their context."""
+@cache
+def stand_in() -> tuple[str, bytes]:
+    """(hash, bytes) of the app that stands for ternfed: the same in every run, so that its tasks can be told."""
     from flwr.cli.build import build_fab_from_files
-    from flwr.common.serde import fab_to_proto
-    from flwr.proto.control_pb2 import StartRunRequest
-    from flwr.supercore.fab import Fab
 
     project = {
         "project": {"name": "ternfed-run", "version": "1.0.0", "description": "", "license": "Apache-2.0"},
@@ -59,17 +62,28 @@ def start_run(control: Any, config: dict[str, str]) -> None:
                     "publisher": "ternfed",
                     "fab-include": ["app.py"],
                     "components": {"serverapp": "app:server", "clientapp": "app:client"},
-                    "config": config,
+                    "config": dict.fromkeys(CONFIG, ""),
                 }
             }
         },
     }
     data, _ = build_fab_from_files({"pyproject.toml": tomli_w.dumps(project).encode(), "app.py": APP})
-    fab = fab_to_proto(Fab(hashlib.sha256(data).hexdigest(), data, {}))
+    return hashlib.sha256(data).hexdigest(), data
+
+
+def start_run(control: Any, config: Mapping[str, str]) -> int:
+    """Start a run whose clients find `config` in their context; its id."""
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
     with calling():
-        started = control.StartRun(StartRunRequest(fab=fab))
+        started = control.StartRun(
+            StartRunRequest(fab=fab_to_proto(Fab(*stand_in(), {})), override_config=user_config_to_proto(dict(config)))
+        )
     if not started.HasField("run_id"):
         raise NetworkError("Flower's SuperLink refused the run")
+    return int(started.run_id)
 
 
 def discard(task: Any, run: int, messages: Sequence[str]) -> None:
@@ -84,7 +98,13 @@ def discard(task: Any, run: int, messages: Sequence[str]) -> None:
             )
 
 
-def open_grid(task: Any, address: str, token: str, authority: Path) -> Any:
+def load_grid() -> None:
+    """Flower's own imports take seconds on a busy machine: better before a task is taken, which must then be begun."""
+    from flwr.supercore.logger import start_log_uploader  # noqa: F401
+    from flwr.superlink.grid import HttpGrid  # noqa: F401
+
+
+def open_grid(task: Any, address: str, token: str, authority: Path | None) -> Any:
     """The grid of the run whose task this process has taken."""
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import PullTaskInputRequest
@@ -95,6 +115,31 @@ def open_grid(task: Any, address: str, token: str, authority: Path) -> Any:
         given = task.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
     TaskIdentity.node_id = given.context.node_id
-    grid = HttpGrid(runtime_api_address=address, root_certificates=authority.read_bytes(), token=token)
+    certificates = None if authority is None else authority.read_bytes()
+    grid = HttpGrid(address, authority is None, certificates, token=token)
     grid.set_run(run_from_proto(given.run))
     return grid
+
+
+def finish_run(task: Any, failed: str = "") -> None:
+    """Tell a SuperLink that the run whose task this process has taken is over, or why it failed."""
+    from flwr.common.constant import SubStatus
+    from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+
+    status = SubStatus.FAILED if failed else SubStatus.COMPLETED
+    with calling():
+        task.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=failed))
+
+
+@contextmanager
+def logging_to(task: Any, run: int) -> Iterator[Callable[[str], None]]:
+    """Lines that `flwr log` shows, sent every now and then while this lasts."""
+    from flwr.supercore.logger import flush_logs, start_log_uploader, stop_log_uploader
+
+    lines: Queue[str | None] = Queue()
+    uploader = start_log_uploader(lines, 0, run, task)
+    try:
+        yield lambda text: lines.put(f"{text}\n")
+    finally:
+        flush_logs(lines)
+        stop_log_uploader(lines, uploader)

@@ -7,12 +7,14 @@ task's token to whoever signs with the secret that this process shares with its 
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ternfed.engines.flower.adapter.programs import program
 from ternfed.engines.flower.errors import NetworkError
 
 CLIENT_APP, SERVER_APP = "flwr-clientapp", "flwr-serverapp"
@@ -31,21 +33,44 @@ class Unreachable(CallFailed):
     """Nobody answered at all: it is still starting, or gone."""
 
 
-def open_queue(address: str, secret: bytes, authority: Path | None = None) -> Any:
-    """A client of the Runtime API that may take tasks."""
+class Taken(NamedTuple):
+    """A task that this process has taken."""
+
+    token: str
+    run: int
+    app: str
+    """The hash of the app that Flower would run for it; empty where it does not say."""
+
+
+def open_queue(address: str, secret: bytes | None, authority: Path | None = None) -> Any:
+    """A client of the Runtime API that may take tasks; without a secret where none is asked for."""
     from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
+    if secret is None:
+        return _client(address, authority, "SuperExec")
     signing = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({ACQUIRE}))
     return _client(address, authority, "SuperExec", signing)
 
 
-def take(queue: Any, kind: str) -> str | None:
-    """The token of a task of a kind, if one is waiting."""
+def take(queue: Any, kind: str) -> Taken | None:
+    """A task of a kind, if one is waiting."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
     with calling():
         found = queue.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
-    return str(found.token) if found.HasField("task") and found.token else None
+    if not found.HasField("task") or not found.token:
+        return None
+    return Taken(str(found.token), int(found.task.run_id), str(found.task.fab_hash))
+
+
+def hand_on(taken: Taken, kind: str, address: str, authority: Path | None, log: Path) -> subprocess.Popen[bytes]:
+    """Somebody else's task, given to the program that Flower itself would have started for it."""
+    trust = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [program(kind), "--runtime-api-address", address, "--token", taken.token, *trust],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
 def open_task(address: str, token: str, kind: str, authority: Path | None = None) -> Any:

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from ternfed.engines.flower.errors import NetworkError
 
-OLDEST = (1, 41)
-NEWEST = (1, 41)
+OLDEST = (1, 40)
+NEWEST = (1, 42)
 """The minor versions that the test suite has passed with; `pyproject.toml` says the same, and a test compares them."""
 INSTALL = "pip install 'ternfed[flower]'"
 

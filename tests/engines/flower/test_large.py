@@ -1,0 +1,112 @@
+"""What a large model costs in memory, and that nothing is done for nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the extra [data]")
+
+from harness import open_digits, small
+
+from ternfed.engines.flower import server
+from ternfed.engines.flower.door import Caller
+from ternfed.round import exchange
+from ternfed.round.federation import answer, let_go
+
+HERE = Path(__file__).parent
+
+
+class Nobody:
+    """A gate at which no client is."""
+
+    latency = 0.0
+    refused = 0
+    nodes: tuple[int, ...] = ()
+
+    def is_ready(self, client: int) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> None: ...
+
+
+def test_nothing_is_encoded_while_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> bytes:
+        raise AssertionError("a broadcast was encoded")
+
+    federation = open_digits(small(3, 1))
+    connections: Any = SimpleNamespace(link=None, gate=Nobody(), answering=set(), tell=lambda moment: None)
+    monkeypatch.setattr(exchange, "send", refuse)
+    attempt = server._Attempt(federation, connections, federation.open(), server.Terms(deadline=5.0), {})
+    attempt.play()
+    assert attempt.dropped == {client: f"client {client}: was not there" for client in range(3)}
+
+
+@pytest.mark.parametrize("name", ["tfedavg", "eden", "fedpm", "cmfl"])
+def test_a_model_whose_own_values_were_let_go_trains_and_scores_as_before(name: str) -> None:
+    experiment = small(2, 1, f"algorithm.name={name}")
+    federation, empty = open_digits(experiment), open_digits(experiment)
+    state, memory = federation.open(), federation.algorithm.client_memory()
+    broadcast = exchange.Broadcasts(federation.algorithm, state.server, 1).any()
+    let_go(empty.network, empty.algorithm)
+    held = [parameter.untyped_storage().nbytes() for parameter in empty.network.model.parameters()]
+    assert sum(held) < 100
+    uploads = [answer(each.site(0), 1, broadcast, memory)[0] for each in (federation, empty)]
+    assert uploads[0] == uploads[1]
+    assert federation.test.evaluate(state.server.weights) == empty.test.evaluate(state.server.weights)
+
+
+def test_the_grace_follows_the_number_of_clients_and_their_pace_unless_it_is_given() -> None:
+    assert server.Terms().grace_for(3, 0.0) == 6.0
+    assert server.Terms().grace_for(50, 0.0) == 12.5
+    assert server.Terms().grace_for(50, 20.0) == 60.0
+    assert server.Terms().grace_for(50, 1e4) == 120.0
+    assert server.Terms(grace=1.0).grace_for(50, 20.0) == 1.0
+
+
+def test_the_pace_of_a_client_is_the_time_from_its_reply_to_its_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("ternfed.engines.flower.door.time.monotonic", lambda: clock[0])
+    caller = Caller(0, 1, None)  # type: ignore[arg-type]
+    caller.asks()
+    assert caller.between == 0.0
+    for replied, asked, expected in ((110.0, 130.0, 20.0), (140.0, 141.0, 10.0), (150.0, 150.5, 5.0)):
+        caller.replied, clock[0] = replied, asked
+        caller.asks()
+        assert caller.between == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_client_needs_few_copies_of_a_large_model_besides_what_its_encoder_needs() -> None:
+    done = subprocess.run([sys.executable, str(HERE / "large_client.py")], capture_output=True, text=True, check=True)
+    peaks = {name: float(share) for name, share in (line.split() for line in done.stdout.splitlines())}
+    assert peaks["receive"] < 2.5
+    assert peaks["train"] < 4.0
+    assert peaks["finish"] < 4.5
+
+
+def test_pieces_of_a_grid_are_the_whole_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ternfed.quantize import grid
+
+    value = torch.randn(37, 5, 3)
+    exponents = grid.exponents_for(value.abs().flatten(1).amax(1), 5)
+    for steps in (exponents, exponents.max()):
+        made = []
+        for piece in (7, 40, 1 << 20):
+            monkeypatch.setattr(grid, "PIECE", piece)
+            source = torch.Generator().manual_seed(3)
+            made.append(
+                (grid.on_grid(value, steps, source), grid.on_grid(value, steps), grid.nearest_codes(value, steps))
+            )
+        for other in made[1:]:
+            assert torch.equal(other[0].codes, made[0][0].codes)
+            assert torch.equal(other[1].codes, made[0][1].codes)
+            assert torch.equal(other[2], made[0][2])
