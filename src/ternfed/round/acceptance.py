@@ -58,7 +58,7 @@ def accepted(
         size, before = largest(value), broadcast.message.tensors.get(name)
         if not math.isfinite(size):
             raise NotFinite(f"{name}: holds values that are not finite")
-        grown = 0.0 if before is None else largest(before)
+        grown = broadcast.largest.get(name, 0.0)
         if trits_of(value) is not None:
             most = max(bounds.scale, GROWTH * grown)
         elif name in network.parameters:

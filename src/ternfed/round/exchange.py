@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from ternfed.wire import (
     encode,
     form_for,
     form_of,
+    largest,
     read_header,
     sections_in,
     trits_of,
@@ -42,6 +44,11 @@ class Broadcast:
     def lent(self) -> Mapping[str, Tensor] | None:
         """The named tensors of that reference."""
         return None if self.reference is None else self.reference.tensors
+
+    @cached_property
+    def largest(self) -> Mapping[str, float]:
+        """The largest size that an element of each tensor can have: what every upload is held to."""
+        return {name: largest(value) for name, value in self.message.tensors.items()}
 
 
 class Sent(NamedTuple):
@@ -165,6 +172,8 @@ def trits_in(algorithm: Algorithm, data: bytes) -> tuple[int, int]:
     """(bytes, trits) of an upload's trit section."""
     digest = read_header(data).schema
     schema = next(schema for schema in algorithm.up if schema.digest == digest)
+    if not schema.trits:
+        return 0, 0
     return sections_in(data, schema).get("ternary", 0), schema.trits
 
 

@@ -80,9 +80,8 @@ def estimate(counts: NDArray[np.int64]) -> float:
 def entropy_bits(counts: NDArray[np.int64]) -> float:
     """Σ n · H over the last axis: bits that order-0 models with these counts cannot go below."""
     totals = counts.sum(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = np.where(counts > 0, counts * np.log2(totals / counts), 0.0)
-    return float(terms.sum())
+    # A count of 0 is taken times a finite number; a row of zeros has log2(1).
+    return float((counts * np.log2(np.maximum(totals, 1) / np.maximum(counts, 1))).sum())
 
 
 def _bytes(counts: NDArray[np.int64]) -> float:
