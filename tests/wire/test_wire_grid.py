@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from wire_samples import grid, grids, other_codes
 
 from ternfed.quantize.grid import LARGEST, Grid, exponents_for, on_grid
-from ternfed.wire import Kind, Message, Slot, decode, dense, describe, encode, same, save_tern, schema_of
-from ternfed.wire import grid_stream
+from ternfed.wire import Kind, Message, Slot, decode, dense, describe, encode, grid_stream, same, save_tern, schema_of
 from ternfed.wire import numbers as lists
 from ternfed.wire.form import Coded
 from ternfed.wire.grid import GRID

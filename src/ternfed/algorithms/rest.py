@@ -94,8 +94,8 @@ def _together(
     if source is not None:
         steps += torch.rand(len(steps), generator=source, dtype=torch.float64).numpy()
     whole = (np.rint if source is None else np.floor)(steps, out=steps).clip(-LARGEST, LARGEST).astype(np.int32)
-    codes = torch.from_numpy(whole).split(sizes)
-    powers = torch.from_numpy(exponents.astype(np.int16)).split(rows.counts)
+    codes = torch.split(torch.from_numpy(whole), sizes)
+    powers = torch.split(torch.from_numpy(exponents.astype(np.int16)), rows.counts)
     return {
         name: Grid(own.view(shape), power if len(shape) > 1 else power[0])
         for name, shape, own, power in zip(moved, shapes, codes, powers, strict=True)

@@ -22,8 +22,8 @@ from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds, accepted
 from ternfed.round.audit import finished, is_audited
-from ternfed.round.exchange import Broadcast, Broadcasts, collect
-from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation, prepare, upload
+from ternfed.round.exchange import Broadcast, Broadcasts, collect_each, reply_each
+from ternfed.round.federation import Federation, RoundOutcome, Site, conclude, finish, open_federation, prepare
 from ternfed.round.intake import Intake
 from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
@@ -31,6 +31,7 @@ from ternfed.runs.folder import Round, RunError, RunFolder, Saved
 from ternfed.runs.live import ClientState, LiveFile, Moment, Phase, Tell, both, tell_nobody
 from ternfed.task import Task
 from ternfed.training.choose import train_recovering
+from ternfed.training.work import Trained, Work
 
 __all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
 
@@ -39,6 +40,9 @@ PARTS = ("model.ternary", "model.trainable", "model.weights")
 
 CHUNK = 256
 """So many clients are trained, and their models held, at a time."""
+
+TOGETHER = 1 << 20
+"""So many numbers are coded in one go: the messages of many small models, or of one large one."""
 
 SHOWN = 200
 """Clients of a round whose states are told one by one; of more, the first."""
@@ -218,7 +222,7 @@ def _train_and_upload(
     A client whose training diverged has nothing to send, and goes on from where it stood before the round; the reasons
     come back, one for each.
     """
-    dropped = {}
+    dropped: dict[int, str] = {}
     fresh = federation.algorithm.client_memory
     sites = [federation.site(index) for index in chunk]
     works, prepared = [], []
@@ -228,22 +232,44 @@ def _train_and_upload(
         prepared.append(memory)
     clock.lap("prepare")
     inside.reach("train")
-    outcomes = train_recovering(federation.trainer, works, federation.algorithm.retries)
-    for site, work, started, trained in zip(sites, works, prepared, outcomes, strict=True):
+    trained = train_recovering(federation.trainer, works, federation.algorithm.retries)
+    ends = zip(sites, works, prepared, trained, strict=True)
+    while part := list(islice(ends, max(1, TOGETHER // federation.parameter_count))):
         clock.lap("train")
-        broadcast = received[site.index]
+        dropped |= _upload(federation, number, part, received[chunk[0]], memories, arrived, traffic, inside)
+        clock.lap("upload")
+    return dropped
+
+
+def _upload(
+    federation: Federation,
+    number: int,
+    part: Sequence[tuple[Site, Work, Any, Trained]],
+    broadcast: Broadcast,
+    memories: dict[int, Any],
+    arrived: Intake,
+    traffic: Traffic,
+    inside: _Inside,
+) -> dict[int, str]:
+    """What some clients send, coded in one go; all clients of a round have been told the same."""
+    algorithm, dropped, sent = federation.algorithm, {}, []
+    for site, work, started, trained in part:
         try:
-            data, memory = upload(site, number, broadcast, started, work, trained)
-            message = collect(federation.algorithm, data, broadcast)
-            sender, bounds = site.client(number), Bounds()
-            meaning = accepted(federation.algorithm, federation.network, message, broadcast, sender, bounds)
+            sent.append((site, *finish(site, number, broadcast, started, work, trained)))
+        except NonFiniteError as error:
+            dropped[site.index] = f"client {site.index}: {error}"
+    uploads = reply_each(algorithm, [message for _, message, _ in sent], broadcast)
+    messages = collect_each(algorithm, uploads, broadcast)
+    for (site, _, memory), data, message in zip(sent, uploads, messages, strict=True):
+        try:
+            meaning = accepted(algorithm, federation.network, message, broadcast, site.client(number), Bounds())
             arrived.add(site.index, meaning)
         except (NonFiniteError, NotSummable, NotFinite, OutOfBounds) as error:
             dropped[site.index] = f"client {site.index}: {error}"
-            inside.client(site.index, "dropped")
             continue
         memories[site.index] = memory
-        traffic.add_upload(data, message, federation.algorithm, broadcast)
-        clock.lap("upload")
+        traffic.add_upload(data, message, algorithm, broadcast)
         inside.client(site.index, "done")
-    return dropped
+    for index in dropped:
+        inside.client(index, "dropped")
+    return {site.index: dropped[site.index] for site, *_ in part if site.index in dropped}

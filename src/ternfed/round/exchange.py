@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -22,10 +21,11 @@ from ternfed.wire import (
     Schema,
     WrongSchema,
     decode,
+    decode_each,
     encode,
+    encode_each,
     form_for,
     form_of,
-    largest,
     read_header,
     sections_in,
     trits_of,
@@ -44,11 +44,6 @@ class Broadcast:
     def lent(self) -> Mapping[str, Tensor] | None:
         """The named tensors of that reference."""
         return None if self.reference is None else self.reference.tensors
-
-    @cached_property
-    def largest(self) -> Mapping[str, float]:
-        """The largest size that an element of each tensor can have: what every upload is held to."""
-        return {name: largest(value) for name, value in self.message.tensors.items()}
 
 
 class Sent(NamedTuple):
@@ -141,8 +136,31 @@ def packed(algorithm: Algorithm, broadcast: Broadcast) -> bytes:
 
 def reply(algorithm: Algorithm, message: Message, numbers: Mapping[str, float], broadcast: Broadcast) -> bytes:
     """Client: the bytes of an upload."""
+    return _encode(numbered(algorithm, message, numbers), algorithm.up, broadcast.reference)
+
+
+def reply_each(algorithm: Algorithm, messages: Sequence[Message], broadcast: Broadcast) -> list[bytes]:
+    """Clients that share a machine: the bytes of their uploads, numbers in place; those of `reply`."""
+    schemas = {id(schema): schema for schema in (_fitting(message, algorithm.up) for message in messages)}
+    if len(schemas) != 1:
+        return [_encode(message, algorithm.up, broadcast.reference) for message in messages]
+    (schema,) = schemas.values()
+    return encode_each(messages, schema, reference=broadcast.reference)
+
+
+def numbered(algorithm: Algorithm, message: Message, numbers: Mapping[str, float]) -> Message:
+    """An upload with those numbers that belong to it."""
     schema = _fitting(message, algorithm.up)
-    return _encode(Message(message.tensors, {n: numbers[n] for n in schema.numbers}), algorithm.up, broadcast.reference)
+    return Message(message.tensors, {name: numbers[name] for name in schema.numbers})
+
+
+def collect_each(algorithm: Algorithm, many: Sequence[bytes], broadcast: Broadcast) -> list[Message]:
+    """Server: what each of many clients sent."""
+    digests = {read_header(data).schema for data in many}
+    schemas = [schema for schema in algorithm.up if schema.digest in digests]
+    if len(digests) != 1 or len(schemas) != 1:
+        return [collect(algorithm, data, broadcast) for data in many]
+    return decode_each(many, schemas[0], reference=broadcast.reference)
 
 
 def collect(algorithm: Algorithm, data: bytes, broadcast: Broadcast) -> Message:

@@ -42,6 +42,11 @@ class Message:
         """The weights themselves, made once for all who start from them; nobody may change one in place."""
         return {name: dense(value) for name, value in self.tensors.items()}
 
+    @cached_property
+    def largest(self) -> Mapping[str, float]:
+        """`largest` of each tensor, looked for once."""
+        return {name: largest(value) for name, value in self.tensors.items()}
+
 
 def form_of(value: Value) -> Form[Any, Any]:
     """The form of a value."""

@@ -16,10 +16,11 @@ from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, Grid
 from ternfed.wire.ans import entropy_bits
 from ternfed.wire.errors import MessageError, TrailingBytes, Truncated, WrongValue
 from ternfed.wire.form import Coded, Form, Options, Slots, check_tensor
+from ternfed.wire.grid_many import fit_together, streams
 from ternfed.wire.grid_stream import needs_more, plan, read, roughly, write
-from ternfed.wire.held_grids import HeldGrids, Layout, exponents_shape, layout_of
-from ternfed.wire.numbers import Histogram, Numbers, histogram, histograms
-from ternfed.wire.planes import read_planes, write_planes
+from ternfed.wire.held_grids import HeldGrids, Layout, exponents_of, exponents_shape, layout_of
+from ternfed.wire.numbers import BLOCK, Histogram, Numbers, histogram, histograms
+from ternfed.wire.planes import plane_length, read_planes, write_planes
 from ternfed.wire.schema import Kind, Slot
 
 PLANES, ANS = 1, 2
@@ -105,12 +106,10 @@ def _encode(slots: Slots, values: Sequence[Grid], held: HeldGrids | None, option
 def _decode(slots: Slots, coded: Coded, held: HeldGrids | None) -> list[Grid]:
     layout = layout_of(slots)
     exponents, codes = (_read_planes if coded.codec == PLANES else read)(memoryview(coded.stream), layout)
-    if exponents.size and (exponents.min() < LOWEST or exponents.max() > HIGHEST):
-        raise WrongValue(f"exponents are {LOWEST} to {HIGHEST}, found {exponents.min()} to {exponents.max()}")
+    _check_read(exponents, codes[:0])
     if held is not None:
         codes += held.nearest(exponents)
-    if codes.size and max(-int(codes.min()), int(codes.max())) > LARGEST:
-        raise WrongValue(f"codes are within ±{LARGEST}, found {int(codes.min())} to {int(codes.max())}")
+    _check_read(exponents, codes)
     steps, out = exponents.astype(np.int16), []
     at = step = 0
     for slot, size, count in zip(slots, layout.sizes, layout.steps, strict=True):
@@ -120,6 +119,47 @@ def _decode(slots: Slots, coded: Coded, held: HeldGrids | None) -> list[Grid]:
         out.append(Grid(torch.from_numpy(own).reshape(slot.shape), powers))
         at, step = at + size, step + count
     return out
+
+
+def _encode_each(slots: Slots, many: Sequence[Sequence[Grid]], held: HeldGrids | None, options: Options) -> list[Coded]:
+    codes = _flat([value.codes for values in many for value in values]).reshape(len(many), -1)
+    exponents = _flat([value.exponents for values in many for value in values]).reshape(len(many), -1)
+    if not options.compress or not fit_together(slots, codes, exponents):
+        return [_encode(slots, values, held, options) for values in many]
+    low = ((codes << 1) ^ (codes >> 31)).astype(np.uint8)  # the other planes of such small codes are zeros
+    other = exponents.shape[1] + 3 * plane_length(np.zeros(codes.shape[1], np.uint8))
+    out = []
+    for row, stream in enumerate(streams(slots, codes, exponents, held)):
+        if stream is None or other + plane_length(low[row]) < len(stream):
+            out.append(_encode(slots, many[row], held, options))
+        else:
+            out.append(Coded(stream, codec=ANS))
+    return out
+
+
+def _decode_each(slots: Slots, many: Sequence[Coded], held: HeldGrids | None) -> list[list[Grid]]:
+    """A slot of all messages shares its memory: what was sent together is used together."""
+    layout = layout_of(slots)
+    if layout.total > BLOCK or any(coded.codec != ANS or coded.given is not None for coded in many):
+        return [_decode(slots, coded, held if coded.given is not None else None) for coded in many]
+    parts = [read(memoryview(coded.stream), layout) for coded in many]
+    exponents, codes = (np.stack([part[side] for part in parts]) for side in (0, 1))
+    _check_read(exponents, codes)
+    steps, columns = torch.from_numpy(exponents.astype(np.int16)), []
+    at = step = 0
+    for slot, size, count in zip(slots, layout.sizes, layout.steps, strict=True):
+        own = torch.from_numpy(codes[:, at : at + size].copy()).view(len(many), *slot.shape)
+        powers = steps[:, step : step + count].reshape(len(many), *exponents_shape(slot))
+        columns.append([Grid(*pair) for pair in zip(own.unbind(), powers.unbind(), strict=True)])
+        at, step = at + size, step + count
+    return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in many]
+
+
+def _check_read(exponents: Numbers, codes: Numbers) -> None:
+    if exponents.size and (exponents.min() < LOWEST or exponents.max() > HIGHEST):
+        raise WrongValue(f"exponents are {LOWEST} to {HIGHEST}, found {exponents.min()} to {exponents.max()}")
+    if codes.size and max(-int(codes.min()), int(codes.max())) > LARGEST:
+        raise WrongValue(f"codes are within ±{LARGEST}, found {int(codes.min())} to {int(codes.max())}")
 
 
 def _write_planes(codes: Numbers, exponents: Numbers, compress: bool) -> bytes:
@@ -146,9 +186,8 @@ def _flat(tensors: Sequence[Tensor]) -> Numbers:
     """All elements end to end, row by row."""
     if not tensors:
         return np.empty(0, np.int32)
-    parts = [tensor.detach().cpu().reshape(-1) for tensor in tensors]
-    flat = (torch.cat(parts) if len(parts) > 1 else parts[0]).numpy()
-    return flat.astype(np.int32, copy=False)
+    parts = [tensor.cpu().numpy().reshape(-1) for tensor in tensors]
+    return (np.concatenate(parts) if len(parts) > 1 else parts[0]).astype(np.int32, copy=False)
 
 
 def _found(value: Grid) -> Histogram:
@@ -169,8 +208,8 @@ def _largest(value: Grid) -> float:
     if not exponents.dim():
         least, most = (int(end) for end in torch.aminmax(codes))
         return float(max(-least, most)) * 2.0 ** int(exponents)
-    least, most = torch.aminmax(codes.flatten(1) if codes.dim() > 1 else codes[:, None], dim=1)
-    return float(torch.ldexp(torch.maximum(-least, most).double(), exponents.int()).max())
+    rows = torch.aminmax(codes.flatten(1) if codes.dim() > 1 else codes[:, None], dim=1)
+    return float(torch.ldexp(torch.maximum(-rows.min, rows.max).double(), exponents.int()).max())
 
 
 GRID: Form[Grid, HeldGrids] = Form(
@@ -192,7 +231,9 @@ GRID: Form[Grid, HeldGrids] = Form(
     encode=_encode,
     front=lambda slots, flags: 0,
     decode=_decode,
-    unpacked=lambda slots: 4 * layout_of(slots).total + 2 * sum(layout_of(slots).steps),
+    unpacked=lambda slots: sum(4 * slot.size + 2 * exponents_of(slot) for slot in slots),
     costs=_costs,
     entropy=lambda value: entropy_bits(_found(value).counts),
+    encode_each=_encode_each,
+    decode_each=_decode_each,
 )

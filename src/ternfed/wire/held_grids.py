@@ -46,11 +46,16 @@ def exponents_shape(slot: Slot) -> tuple[int, ...]:
     return slot.shape[:1] if slot.kind is Kind.GRID_ROWS else ()
 
 
+def exponents_of(slot: Slot) -> int:
+    """How many exponents a slot has."""
+    return slot.shape[0] if slot.kind is Kind.GRID_ROWS else 1
+
+
 @lru_cache(64)
 def layout_of(slots: Slots) -> Layout:
     """How these slots lie; the same for every message of a schema."""
     sizes = tuple(slot.size for slot in slots)
-    steps = tuple(shape[0] if (shape := exponents_shape(slot)) else 1 for slot in slots)
+    steps = tuple(exponents_of(slot) for slot in slots)
     rows = [np.full(count, size // max(count, 1)) for size, count in zip(sizes, steps, strict=True)]
     lengths = np.concatenate(rows) if rows else np.empty(0, np.int64)
     return Layout(sizes, steps, lengths, np.cumsum(lengths), sum(sizes))
@@ -77,8 +82,10 @@ class HeldGrids:
         return state.digest()
 
     def nearest(self, exponents: Numbers) -> Numbers:
-        """The codes to expect on grids with these exponents, of all slots end to end."""
+        """The codes to expect on grids with these exponents, of all slots end to end; for many messages, a row each."""
         layout = layout_of(self.slots)
+        if exponents.ndim > 1:
+            return np.stack([self.nearest(row) for row in exponents])
         scales, out = np.ldexp(1.0, -exponents), np.empty(layout.total, np.int32)
         for start in range(0, layout.total, BLOCK):
             stop = min(start + BLOCK, layout.total)

@@ -115,6 +115,12 @@ def write_planes(elements: Bytes, compress: bool) -> bytes:
     return b"".join(out)
 
 
+def plane_length(raw: Bytes) -> int:
+    """Bytes that one plane takes, compressed where that is smaller."""
+    packed = len(frame(raw, min_match=MIN_MATCH) if raw.any() else _zeros(len(raw)))
+    return len(varint.write(packed)) + packed if 0 < packed < len(raw) else 1 + len(raw)
+
+
 @lru_cache(64)
 def _zeros(length: int) -> bytes:
     """The frame of a plane that is all zeros, as the upper ones of small numbers are."""

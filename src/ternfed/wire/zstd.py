@@ -31,7 +31,8 @@ def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None
 
 def frame(data: np.ndarray[tuple[int], np.dtype[np.uint8]], *, min_match: int) -> bytes:
     """A level-1 frame without zstd's four magic bytes, which states its size; min_match 0 leaves zstd's own."""
-    return _compressor(len(data), min_match).compress(data.data)[len(_MAGIC) :]
+    whole: bytes = _compressor(len(data), min_match).compress(data.data)
+    return whole[len(_MAGIC) :]
 
 
 def unframe(data: memoryview, size: int) -> bytes:
@@ -46,7 +47,7 @@ def unframe(data: memoryview, size: int) -> bytes:
         raise WrongFrame(f"zstd: {problem}") from None
     if len(plain) != size:
         raise WrongFrame(f"a zstd frame holds {len(plain)} bytes, {size} belong here")
-    return plain
+    return bytes(plain)
 
 
 class _Kept(local):
