@@ -80,7 +80,7 @@ class Stack:
 
 
 _TRITS = digits().view(np.int8) - np.int8(1)
-_DIGIT_COUNTS = np.stack([(value == _TRITS).sum(axis=1) for value in (-1, 0, 1)], axis=1)
+_DIGIT_COUNTS = np.stack([np.count_nonzero(value == _TRITS, axis=1) for value in (-1, 0, 1)], axis=1)
 
 
 def _trits_in(counts: NDArray[np.int64]) -> NDArray[np.int64]:
