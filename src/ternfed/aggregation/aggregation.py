@@ -9,6 +9,7 @@ Whatever the order of arrival, the result is the same bits. A message without te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
@@ -81,7 +82,7 @@ class Value(NamedTuple):
 
 def values_of(message: Message) -> dict[str, Value]:
     """The tensors of an upload; `NonFiniteError` or `NotSummable` names one that has no place in an average."""
-    return {name: _value(dense(value), name) for name, value in message.tensors.items()}
+    return {name: _value(dense(value), message.largest[name], name) for name, value in message.tensors.items()}
 
 
 def samples_of(message: Message) -> int:
@@ -103,14 +104,14 @@ def refuse_second(client: int, known: Mapping[int, object]) -> None:
         raise NotSummable(f"client {client} has sent an upload already")
 
 
-def _value(tensor: Tensor, name: str) -> Value:
+def _value(tensor: Tensor, largest: float, name: str) -> Value:
     if not tensor.numel():
         return Value(tensor, 0)
-    low, high = (edge.item() for edge in torch.aminmax(tensor.byte() if tensor.dtype is torch.bool else tensor))
-    largest = max(-low, high)
-    if tensor.is_floating_point():
-        if not low <= high or largest == float("inf"):  # aminmax of a tensor with a NaN is NaN
-            raise NonFiniteError(f"{name} holds NaN or infinity and cannot be averaged")
-        if largest > LARGEST:
-            raise NotSummable(f"{name} holds {largest:g}, which is beyond float32, and cannot be averaged")
+    if not tensor.is_floating_point():
+        low, high = (edge.item() for edge in torch.aminmax(tensor.byte() if tensor.dtype is torch.bool else tensor))
+        return Value(tensor, max(-low, high))
+    if not math.isfinite(largest):
+        raise NonFiniteError(f"{name} holds NaN or infinity and cannot be averaged")
+    if largest > LARGEST:
+        raise NotSummable(f"{name} holds {largest:g}, which is beyond float32, and cannot be averaged")
     return Value(tensor, largest)

@@ -27,7 +27,7 @@ from ternfed.quantize.choice import Choice, NoTernaryLayersError, ternary_names
 from ternfed.quantize.choice import aliases as names_of
 from ternfed.quantize.ternary import Quantizer
 from ternfed.task import CLASSIFICATION, Task
-from ternfed.wire import Kind, Message, Schema, Slot, Value, dense
+from ternfed.wire import Kind, Message, Schema, Slot, Value
 from ternfed.wire.schema import flat_bytes
 
 Weights = dict[str, Tensor]
@@ -448,12 +448,7 @@ def as_kind(weights: Weights, network: Network, kind: Kind) -> Weights:
 
 def dense_weights(message: Message) -> Weights:
     """The tensors of a message as a client or server computes with them: ternary made dense, floats as float32."""
-    return {name: _dense(value) for name, value in message.tensors.items()}
-
-
-def _dense(value: Value) -> Tensor:
-    weights = dense(value)
-    return weights.float() if weights.is_floating_point() else weights
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in message.weights.items()}
 
 
 def split(weights: Weights, network: Network) -> tuple[Weights, Weights]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from torch import nn
@@ -21,8 +22,8 @@ from ternfed.experiment.experiment import Experiment, ExperimentError, override
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds, accepted
 from ternfed.round.audit import finished, is_audited
-from ternfed.round.crew import Answer, Crew, train_here
-from ternfed.round.exchange import Broadcast, Broadcasts, collect
+from ternfed.round.crew import Answer, Crew, at_once, train_here
+from ternfed.round.exchange import Broadcast, Broadcasts, collect_each
 from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation
 from ternfed.round.intake import Intake
 from ternfed.round.state import State, kept_bytes, pack, unpack
@@ -175,18 +176,23 @@ def play_round(
         federation.algorithm, broadcasts.any(), federation.registered, len(chosen), is_audited(federation)
     )
     memories, dropped = dict(state.memories), dict[int, str]()
-    for answer in answers:
-        try:
-            message = _taken_in(federation, number, broadcasts.any(), answer, arrived)
-        except (NonFiniteError, NotSummable, NotFinite, OutOfBounds) as error:
-            # It goes on from where it stood before the round.
-            dropped[answer.client] = f"client {answer.client}: {error}"
-            inside.client(answer.client, "dropped")
-            continue
-        memories[answer.client] = answer.memory
-        traffic.add_upload(answer.data, message, federation.algorithm, broadcasts.any())
-        clock.lap("upload")
-        inside.client(answer.client, "done")
+    while part := list(islice(answers, at_once(federation))):
+        for answer, message in _decoded(federation, broadcasts.any(), part):
+            try:
+                if message is None:
+                    raise NonFiniteError(answer.diverged)
+                sender, bounds = federation.site(answer.client).client(number), Bounds()
+                meaning = accepted(federation.algorithm, federation.network, message, broadcasts.any(), sender, bounds)
+                arrived.add(answer.client, meaning)
+            except (NonFiniteError, NotSummable, NotFinite, OutOfBounds) as error:
+                # It goes on from where it stood before the round.
+                dropped[answer.client] = f"client {answer.client}: {error}"
+                inside.client(answer.client, "dropped")
+                continue
+            memories[answer.client] = answer.memory
+            traffic.add_upload(answer.data, message, federation.algorithm, broadcasts.any())
+            clock.lap("upload")
+            inside.client(answer.client, "done")
     if len(dropped) == len(chosen):
         reason = dropped[chosen[0]]
         raise DivergedError(f"training diverged on every client of round {number} ({reason}); lower training.rate")
@@ -196,14 +202,13 @@ def play_round(
     return conclude(federation, state, finished(federation, state, arrived), traffic, clock, after)
 
 
-def _taken_in(federation: Federation, number: int, broadcast: Broadcast, answer: Answer, arrived: Intake) -> Message:
-    """What a client sent, once it is part of the aggregation; what is wrong with it is raised by name."""
-    if answer.diverged is not None:
-        raise NonFiniteError(answer.diverged)
-    message = collect(federation.algorithm, answer.data, broadcast)
-    sender = federation.site(answer.client).client(number)
-    arrived.add(answer.client, accepted(federation.algorithm, federation.network, message, broadcast, sender, Bounds()))
-    return message
+def _decoded(
+    federation: Federation, broadcast: Broadcast, part: Sequence[Answer]
+) -> Iterator[tuple[Answer, Message | None]]:
+    """What some clients sent, decoded in one go; None of those that have nothing to send."""
+    sent = [answer.data for answer in part if answer.diverged is None]
+    messages = iter(collect_each(federation.algorithm, sent, broadcast))
+    return ((answer, next(messages) if answer.diverged is None else None) for answer in part)
 
 
 class _Inside:

@@ -33,7 +33,7 @@ class Grid(NamedTuple):
 
     def dense(self) -> Tensor:
         """The numbers themselves, float32."""
-        return torch.ldexp(self.codes.float(), _along(self.exponents.int(), self.codes.dim()))
+        return self.codes * _along(_powers(self.exponents), self.codes.dim())
 
 
 def exponents_for(largest: Tensor, bits: int) -> Tensor:
@@ -42,13 +42,18 @@ def exponents_for(largest: Tensor, bits: int) -> Tensor:
     `largest` is max|change|, of a tensor or of each row; a change of nothing gets the finest step. One bit is -1, 0 or
     +1 as two are, with twice the step, so that most codes are 0.
     """
-    if bits < 1:
-        raise ValueError(f"bits = {bits}: at least 1 is needed")
-    top = 2 ** (bits - 1) - 1 or 0.5
     check_finite(largest, "a change")
+    top = largest_code(bits)
     mantissa, exponent = torch.frexp(largest.float() / top)  # largest / top = mantissa · 2^exponent, mantissa in [½, 1)
     exact = exponent - (mantissa == 0.5).int()
     return torch.where(largest > 0, exact, LOWEST).clamp(LOWEST, HIGHEST).to(torch.int16)
+
+
+def largest_code(bits: int) -> float:
+    """Of codes of so many bits; half a one where there is one bit, whose step is twice that of two."""
+    if bits < 1:
+        raise ValueError(f"bits = {bits}: at least 1 is needed")
+    return 2 ** (bits - 1) - 1 or 0.5
 
 
 def on_grid(value: Tensor, exponents: Tensor, source: torch.Generator | None = None) -> Grid:
@@ -83,6 +88,11 @@ def _steps(value: Tensor, exponents: Tensor) -> Iterator[tuple[slice | EllipsisT
     for at in range(0, len(value), rows):
         own = slice(at, at + rows)
         yield own, torch.ldexp(value[own].double(), along[own] if along.dim() else along)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """2^exponent as float32, exactly: all of them are normal numbers, so the exponent's bits say it all."""
+    return ((exponents.int() + 127) << 23).view(torch.float32)
 
 
 def _along(exponents: Tensor, dimensions: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm, Client, Network, dense_weights
 from ternfed.round.exchange import Broadcast
-from ternfed.wire import Message, WireError, dense, largest, trits_of
+from ternfed.wire import Message, WireError, dense, trits_of
 
 GROWTH = 10.0
 """In one round, a weight may become so many times as large as the largest of its tensor in the broadcast."""
@@ -55,10 +55,10 @@ def accepted(
     _check_numbers(message, network, bounds)
     meaning = algorithm.meaning(message, sender)
     for name, value in meaning.tensors.items():
-        size, before = largest(value), broadcast.message.tensors.get(name)
+        size, before = meaning.largest[name], broadcast.message.tensors.get(name)
         if not math.isfinite(size):
             raise NotFinite(f"{name}: holds values that are not finite")
-        grown = 0.0 if before is None else largest(before)
+        grown = broadcast.message.largest.get(name, 0.0)
         if trits_of(value) is not None:
             most = max(bounds.scale, GROWTH * grown)
         elif name in network.parameters:

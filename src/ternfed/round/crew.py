@@ -8,16 +8,20 @@ that whatever the server does with them does not depend on the crew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ternfed.quantize.ternary import NonFiniteError
-from ternfed.round.exchange import Broadcast, Broadcasts
-from ternfed.round.federation import Federation, prepare, upload
+from ternfed.round.exchange import Broadcast, Broadcasts, reply_each
+from ternfed.round.federation import Federation, Site, finish, prepare
 from ternfed.round.traffic import Clock
 from ternfed.training.choose import train_recovering
+from ternfed.training.work import Trained, Work
 
 CHUNK = 256
 """So many clients are trained, and their models held, at a time."""
+TOGETHER = 1 << 20
+"""So many numbers are coded in one go: the messages of many small models, or of one large one."""
 
 
 class Answer(NamedTuple):
@@ -50,12 +54,31 @@ def train_here(
         fresh = federation.algorithm.client_memory
         ready = [prepare(site, number, broadcast, memories.get(site.index, fresh())) for site in sites]
         clock.lap("prepare")
-        outcomes = train_recovering(federation.trainer, [work for work, _ in ready], federation.algorithm.retries)
-        for site, (work, started), trained in zip(sites, ready, outcomes, strict=True):
+        trained = train_recovering(federation.trainer, [work for work, _ in ready], federation.algorithm.retries)
+        ends = zip(sites, ready, trained, strict=True)
+        while part := list(islice(ends, at_once(federation))):
             clock.lap("train")
-            try:
-                data, memory = upload(site, number, broadcast, started, work.order, trained)
-            except NonFiniteError as error:
-                yield Answer(site.index, b"", None, str(error))
-            else:
-                yield Answer(site.index, data, memory)
+            yield from _sent(federation, number, broadcast, part)
+
+
+def at_once(federation: Federation) -> int:
+    """Clients whose messages are coded in one go."""
+    return max(1, TOGETHER // max(1, federation.parameter_count))
+
+
+def _sent(
+    federation: Federation, number: int, broadcast: Broadcast, part: Sequence[tuple[Site, tuple[Work, Any], Trained]]
+) -> Iterator[Answer]:
+    """What some clients send."""
+    finished, diverged = {}, {}
+    for site, (work, started), trained in part:
+        try:
+            finished[site.index] = finish(site, number, broadcast, started, work.order, trained)
+        except NonFiniteError as error:
+            diverged[site.index] = str(error)
+    coded = iter(reply_each(federation.algorithm, [message for message, _ in finished.values()], broadcast))
+    for site, *_ in part:
+        if site.index in diverged:
+            yield Answer(site.index, b"", None, diverged[site.index])
+        else:
+            yield Answer(site.index, next(coded), finished[site.index][1])

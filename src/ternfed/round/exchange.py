@@ -21,7 +21,9 @@ from ternfed.wire import (
     Schema,
     WrongSchema,
     decode,
+    decode_each,
     encode,
+    encode_each,
     form_for,
     form_of,
     read_header,
@@ -135,8 +137,31 @@ def packed(algorithm: Algorithm, broadcast: Broadcast) -> bytes:
 
 def reply(algorithm: Algorithm, message: Message, numbers: Mapping[str, float], broadcast: Broadcast) -> bytes:
     """Client: the bytes of an upload."""
+    return _encode(numbered(algorithm, message, numbers), algorithm.up, broadcast.reference)
+
+
+def reply_each(algorithm: Algorithm, messages: Sequence[Message], broadcast: Broadcast) -> list[bytes]:
+    """Clients that share a machine: the bytes of their uploads, numbers in place; those of `reply`."""
+    schemas = {id(schema): schema for schema in (_fitting(message, algorithm.up) for message in messages)}
+    if len(schemas) != 1:
+        return [_encode(message, algorithm.up, broadcast.reference) for message in messages]
+    (schema,) = schemas.values()
+    return encode_each(messages, schema, reference=broadcast.reference)
+
+
+def numbered(algorithm: Algorithm, message: Message, numbers: Mapping[str, float]) -> Message:
+    """An upload with those numbers that belong to it."""
     schema = _fitting(message, algorithm.up)
-    return _encode(Message(message.tensors, {n: numbers[n] for n in schema.numbers}), algorithm.up, broadcast.reference)
+    return Message(message.tensors, {name: numbers[name] for name in schema.numbers})
+
+
+def collect_each(algorithm: Algorithm, many: Sequence[bytes], broadcast: Broadcast) -> list[Message]:
+    """Server: what each of many clients sent."""
+    digests = {read_header(data).schema for data in many}
+    schemas = [schema for schema in algorithm.up if schema.digest in digests]
+    if len(digests) != 1 or len(schemas) != 1:
+        return [collect(algorithm, data, broadcast) for data in many]
+    return decode_each(many, schemas[0], reference=broadcast.reference)
 
 
 def collect(algorithm: Algorithm, data: bytes, broadcast: Broadcast) -> Message:
@@ -166,6 +191,8 @@ def trits_in(algorithm: Algorithm, data: bytes) -> tuple[int, int]:
     """(bytes, trits) of an upload's trit section."""
     digest = read_header(data).schema
     schema = next(schema for schema in algorithm.up if schema.digest == digest)
+    if not schema.trits:
+        return 0, 0
     return sections_in(data, schema).get("ternary", 0), schema.trits
 
 

@@ -29,7 +29,7 @@ from ternfed.data.values import DataSet
 from ternfed.experiment.accountant import need_accounting
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.round.checks import check_batches, check_device, check_fit, check_task
-from ternfed.round.exchange import Broadcast, Broadcasts, reply
+from ternfed.round.exchange import Broadcast, Broadcasts, numbered, reply_each
 from ternfed.round.state import State, keep
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
@@ -37,6 +37,7 @@ from ternfed.task import Task
 from ternfed.training.choose import Trainer, train_recovering, trainer_for
 from ternfed.training.evaluation import Evaluator
 from ternfed.training.work import Trained, TrainingData, Work
+from ternfed.wire import Message
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +178,16 @@ def upload(
     site: Site, round: int, broadcast: Broadcast, memory: Any, order: Tensor, trained: Trained
 ) -> tuple[bytes, Any]:
     """Client: the bytes it sends, and what it will remember; `order` is that of its work."""
+    message, memory = finish(site, round, broadcast, memory, order, trained)
+    return reply_each(site.algorithm, [message], broadcast)[0], memory
+
+
+def finish(
+    site: Site, round: int, broadcast: Broadcast, memory: Any, order: Tensor, trained: Trained
+) -> tuple[Message, Any]:
+    """Client: what it sends, before it is bytes, and what it will remember."""
     message, memory = site.algorithm.finish(trained.local, broadcast.message, memory, site.client(round))
-    return reply(site.algorithm, message, _numbers(site, broadcast, round, order, trained), broadcast), memory
+    return numbered(site.algorithm, message, _numbers(site, broadcast, round, order, trained)), memory
 
 
 def answer(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[bytes, Any]:

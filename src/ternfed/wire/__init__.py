@@ -21,7 +21,7 @@ from ternfed.wire.errors import (
     WrongVersion,
 )
 from ternfed.wire.forms import FORMS, Message, Value, dense, form_for, form_of, largest, same, schema_of
-from ternfed.wire.message import Header, decode, encode, read_header, sections_in
+from ternfed.wire.message import Header, decode, decode_each, encode, encode_each, read_header, sections_in
 from ternfed.wire.reference import Reference, reference_of
 from ternfed.wire.schema import Kind, Schema, Slot
 from ternfed.wire.tern import Summary, TensorSummary, describe, load_tern, save_tern
@@ -58,9 +58,11 @@ __all__ = [
     "WrongValue",
     "WrongVersion",
     "decode",
+    "decode_each",
     "dense",
     "describe",
     "encode",
+    "encode_each",
     "form_for",
     "form_of",
     "largest",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ternfed.wire import varint
 from ternfed.wire.errors import ImpossibleCount, TrailingBytes, Truncated, WrongCodec, WrongProbabilities
+from ternfed.wire.fast_ans import FEWEST, Stack, loops
 from ternfed.wire.held import HeldTrits, Trits, runs_of
 from ternfed.wire.trits import SPAN, VALUES, Codes, digits, pack, spread_of, symbols, unpack_block
 
@@ -55,6 +56,8 @@ def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None
     for total in (runs if grouping == MODEL_A_TENSOR else runs.sum(axis=1)).reshape(-1).tolist():
         spread, at = _spread_from_bytes(data, at, total)
         spreads.append(spread)
+    if sum(sizes) >= FEWEST and loops() is not None:
+        return _decode_fast(Stack(_words(data[at:])), spreads, sum(sizes), reference)
     coder = coder_from_bytes(data[at:])
     ordered, stop = np.empty(sum(sizes), np.int8), 0
     for spread in spreads:
@@ -63,6 +66,36 @@ def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None
     if not coder.is_empty():
         raise TrailingBytes("the stream goes on after the last trit")
     return ordered if reference is None else reference.restore(ordered)
+
+
+def _decode_fast(stack: Stack, spreads: list[Spread], total: int, reference: HeldTrits | None) -> Codes:
+    """The rest of `decode` by compiled loops."""
+    out, stop = np.empty(total, np.int8), 0
+    order = None if reference is None else reference.kept_order
+    for spread in spreads:
+        start, stop = stop, stop + sum(spread)
+        if stop == start:
+            continue
+        pad, frequencies = _likeliest(spread), weights(spread) + 1
+        if order is None:
+            came = stack.pop(frequencies, out[start:stop], pad)
+        else:
+            came = stack.pop_into(frequencies, order[start:stop], out, pad)
+        came[pad + 1] -= _padding(stop - start)
+        _check_came(came, spread)
+    if not stack.is_empty():
+        raise TrailingBytes("the stream goes on after the last trit")
+    return out if reference is None or order is not None else reference.restore(out)
+
+
+def _padding(trits: int) -> int:
+    """Trits that fill up the last symbol of a group; all blocks but the last are full."""
+    return 5 * symbols(trits) - trits
+
+
+def _check_came(came: NDArray[np.int64], spread: Spread) -> None:
+    if came.tolist() != list(spread):
+        raise WrongProbabilities(f"a model was built for {spread} trits of -1, 0, +1; {tuple(came.tolist())} came")
 
 
 def plan(counts: NDArray[np.int64]) -> tuple[int, list[Spread]]:
@@ -80,9 +113,8 @@ def estimate(counts: NDArray[np.int64]) -> float:
 def entropy_bits(counts: NDArray[np.int64]) -> float:
     """Σ n · H over the last axis: bits that order-0 models with these counts cannot go below."""
     totals = counts.sum(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = np.where(counts > 0, counts * np.log2(totals / counts), 0.0)
-    return float(terms.sum())
+    # A count of 0 is taken times a finite number; a row of zeros has log2(1).
+    return float((counts * np.log2(np.maximum(totals, 1) / np.maximum(counts, 1))).sum())
 
 
 def _bytes(counts: NDArray[np.int64]) -> float:
@@ -108,8 +140,7 @@ def _pop(coder: Any, out: Codes, spread: Spread) -> None:
         part = out[at : at + SPAN]
         unpack_block(coder.decode(model, symbols(len(part))).astype(np.uint8), part, pad)
         found += spread_of(part)
-    if found.tolist() != list(spread):
-        raise WrongProbabilities(f"a model was built for {spread} trits of -1, 0, +1; {tuple(found.tolist())} came")
+    _check_came(found, spread)
 
 
 def coder_to_bytes(coder: Any) -> bytes:
@@ -120,11 +151,15 @@ def coder_to_bytes(coder: Any) -> bytes:
 
 def coder_from_bytes(data: memoryview) -> Any:
     """A decoder over such words."""
+    return constriction.stream.stack.AnsCoder(_words(data))
+
+
+def _words(data: memoryview) -> NDArray[np.uint32]:
     if len(data) and data[-1] == 0:
         raise TrailingBytes("a stream ends in a zero byte")
     words = np.zeros(-(-len(data) // 4), "<u4")
     words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
-    return constriction.stream.stack.AnsCoder(words.astype(np.uint32, copy=False))
+    return words.astype(np.uint32, copy=False)
 
 
 def _spread_to_bytes(spread: Spread) -> bytes:

@@ -101,6 +101,10 @@ class Form(Generic[V, H]):
     """How much of the stream each value accounts for, up to a common factor."""
     entropy: Callable[[V], float | None]
     """Bits that an order-0 code of its codes cannot go below; None where it has no codes."""
+    encode_each: Callable[[Slots, Sequence[Sequence[V]], H | None, Options], list[Coded]] | None = None
+    """`encode` for each of many small messages, where that takes less time together."""
+    decode_each: Callable[[Slots, Sequence[Coded], H | None], list[list[V]]] | None = None
+    """`decode` for each of many messages, all of them coded with the same or nothing."""
 
 
 def check_tensor(slot: Slot, tensor: object) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ class Message:
 
     tensors: Mapping[str, Value]
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights themselves, made once for all who start from them; nobody may change one in place."""
+        return {name: dense(value) for name, value in self.tensors.items()}
+
+    @cached_property
+    def largest(self) -> Mapping[str, float]:
+        """`largest` of each tensor, looked for once."""
+        return {name: largest(value) for name, value in self.tensors.items()}
 
 
 def form_of(value: Value) -> Form[Any, Any]:

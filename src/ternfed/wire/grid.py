@@ -7,48 +7,23 @@ is lossless whatever is held and small where that is near.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from hashlib import blake2b
 
-import constriction
 import numpy as np
 import torch
 from torch import Tensor
 
-from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, Grid, nearest_codes
-from ternfed.wire import varint
-from ternfed.wire.ans import coder_from_bytes, coder_to_bytes, entropy_bits
-from ternfed.wire.errors import ImpossibleCount, MessageError, TrailingBytes, Truncated, WrongValue
+from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, Grid
+from ternfed.wire.ans import entropy_bits
+from ternfed.wire.errors import MessageError, TrailingBytes, Truncated, WrongValue
 from ternfed.wire.form import Coded, Form, Options, Slots, check_tensor
-from ternfed.wire.groups import FINE, groups_of
-from ternfed.wire.numbers import Histogram, Model, Numbers, histogram, pop, push, read_model
-from ternfed.wire.planes import read_planes, write_planes
+from ternfed.wire.grid_many import fit_together, streams
+from ternfed.wire.grid_stream import needs_more, plan, read, roughly, write
+from ternfed.wire.held_grids import HeldGrids, Layout, exponents_of, exponents_shape, layout_of
+from ternfed.wire.numbers import BLOCK, Histogram, Numbers, histogram, histograms
+from ternfed.wire.planes import plane_length, read_planes, write_planes
 from ternfed.wire.schema import Kind, Slot
 
 PLANES, ANS = 1, 2
-
-
-@dataclass(frozen=True, eq=False)
-class HeldGrids:
-    """What a reference has for each grid slot: float32 numbers, all finite; None where it has nothing."""
-
-    tensors: tuple[Tensor | None, ...]
-
-    @cached_property
-    def digest(self) -> bytes:
-        """8 bytes of BLAKE2b over a byte per slot and the numbers of those that are held."""
-        state = blake2b(digest_size=8)
-        for tensor in self.tensors:
-            state.update(b"\0" if tensor is None else b"\1")
-            if tensor is not None:
-                state.update(np.ascontiguousarray(tensor.numpy(), "<f4").data)
-        return state.digest()
-
-    def nearest(self, place: int, exponents: Tensor) -> Tensor | int:
-        """The codes to expect of one slot."""
-        tensor = self.tensors[place]
-        return 0 if tensor is None else nearest_codes(tensor, exponents)
 
 
 def _slot(name: str, value: Grid) -> Slot:
@@ -56,227 +31,167 @@ def _slot(name: str, value: Grid) -> Slot:
 
 
 def _check(slot: Slot, value: Grid) -> None:
+    """Shapes and dtypes; how large numbers may be is asked of all slots at once, when they are coded."""
     check_tensor(slot, value.codes)
     if value.codes.dtype is not torch.int32:
         raise MessageError(f"{slot.name}: codes are int32, not {value.codes.dtype}")
-    shape = _steps(slot)
+    shape = exponents_shape(slot)
     if value.exponents.dtype is not torch.int16 or tuple(value.exponents.shape) != shape:
         raise MessageError(
             f"{slot.name}: exponents are int16 of shape {shape}, not {tuple(value.exponents.shape)} of "
             f"{value.exponents.dtype}"
         )
-    for what, tensor, low, high in (
-        ("codes", value.codes, -LARGEST, LARGEST),
-        ("exponents", value.exponents, LOWEST, HIGHEST),
+
+
+def _check_sizes(slots: Slots, codes: Numbers, exponents: Numbers) -> None:
+    """Refuse codes and exponents that no grid has, naming the first slot that has one."""
+    layout = layout_of(slots)
+    for what, flat, counts, low, high in (
+        ("codes", codes, layout.sizes, -LARGEST, LARGEST),
+        ("exponents", exponents, layout.steps, LOWEST, HIGHEST),
     ):
-        if tensor.numel():
-            least, most = (int(end) for end in torch.aminmax(tensor))
-            if least < low or most > high:
-                raise MessageError(f"{slot.name}: {what} must be {low} to {high}, found {least} to {most}")
-
-
-def _steps(slot: Slot) -> tuple[int, ...]:
-    """The shape of a slot's exponents."""
-    return slot.shape[:1] if slot.kind is Kind.GRID_ROWS else ()
+        if not flat.size or (flat.min() >= low and flat.max() <= high):
+            continue
+        stop = 0
+        for slot, count in zip(slots, counts, strict=True):
+            start, stop = stop, stop + count
+            part = flat[start:stop]
+            if part.size and (part.min() < low or part.max() > high):
+                found = f"found {part.min()} to {part.max()}"
+                raise MessageError(f"{slot.name}: {what} must be {low} to {high}, {found}")
 
 
 def _hold(slots: Slots, tensors: Mapping[str, Tensor], keep: bool) -> HeldGrids | None:
     """The floats that the reference has for grid slots; a copy, so that they stay when a model trains on."""
-    held: list[Tensor | None] = []
+    flat, has, stop = np.zeros(layout_of(slots).total, np.float32), [], 0
     for slot in slots:
+        start, stop = stop, stop + slot.size
         tensor = tensors.get(slot.name)
-        if tensor is None or not tensor.is_floating_point():
-            held.append(None)
+        has.append(tensor is not None and tensor.is_floating_point())
+        if tensor is None or not has[-1]:
             continue
         if tuple(tensor.shape) != slot.shape:
             raise MessageError(f"reference of {slot.name}: {tuple(tensor.shape)}, the schema says {slot.shape}")
-        plain = tensor.detach().cpu().float()
-        # Adding 0 makes -0 a 0.
-        held.append(torch.where(plain.isfinite(), plain, 0.0).add(0.0).contiguous())
-    return HeldGrids(tuple(held)) if any(tensor is not None for tensor in held) else None
+        own = flat[start:stop]
+        own[:] = tensor.detach().cpu().float().reshape(-1).numpy()
+        own[~np.isfinite(own)] = 0
+        own += 0.0  # which makes -0 a 0
+    return HeldGrids(slots, flat, tuple(has)) if any(has) else None
 
 
 def _encode(slots: Slots, values: Sequence[Grid], held: HeldGrids | None, options: Options) -> Coded:
-    codes = [_flat(value.codes) for value in values]
-    steps = [_flat(value.exponents) for value in values]
-    exponents = np.concatenate(steps) if steps else np.empty(0, np.int32)
+    layout = layout_of(slots)
+    codes = _flat([value.codes for value in values])
+    exponents = _flat([value.exponents for value in values])
+    _check_sizes(slots, codes, exponents)
     planes = _write_planes(codes, exponents, options.compress)
     if not options.compress:
         return Coded(planes, codec=PLANES)
+    found = histograms(codes, layout.sizes)
     if held is not None:
-        differences = [
-            _flat(value.codes.cpu() - held.nearest(place, value.exponents.cpu())) for place, value in enumerate(values)
-        ]
+        differences, alone = codes - held.nearest(exponents), roughly(found)
         # What a reference saves has to pay for the eight bytes of its digest.
-        if _roughly(differences) + 64 < _roughly(codes):
-            codes = differences
+        if needs_more(differences, alone - 64):
+            held = None
+        elif roughly(changed := histograms(differences, layout.sizes)) + 64 < alone:
+            codes, found = differences, changed
         else:
             held = None
-    stream = _write(codes, exponents, _plan(codes))
+    stream = write(codes, exponents, plan(found), layout)
     if len(planes) < len(stream) + (0 if held is None else 8):
         return Coded(planes, codec=PLANES)
     return Coded(stream, codec=ANS, given=None if held is None else held.digest)
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """The groups of some slots and their models."""
-
-    groups: list[int]
-    models: list[Model]
-
-
-def _roughly(numbers: Sequence[Numbers]) -> float:
-    """Bits of some slots with one model for all of them: enough to tell which of two lists is the smaller one."""
-    return histogram(numbers).model(FINE).bits
-
-
-def _plan(numbers: Sequence[Numbers]) -> _Plan:
-    groups = groups_of([histogram([each]) for each in numbers])
-    lists = _lists(numbers, groups, max(groups, default=0) + 1)
-    return _Plan(groups, [histogram(each).best() for each in lists])
-
-
-def _lists(numbers: Sequence[Numbers], groups: Sequence[int], count: int) -> list[list[Numbers]]:
-    """The numbers of each group, slot by slot."""
-    out: list[list[Numbers]] = [[] for _ in range(count)]
-    for group, each in zip(groups, numbers, strict=True):
-        out[group].append(each)
-    return [each or [np.empty(0, np.int32)] for each in out]
-
-
-def _write(numbers: Sequence[Numbers], exponents: Numbers, plan: _Plan) -> bytes:
-    """Base of the exponents, groups, models, then the words of one stream for all lists."""
-    lists = [np.concatenate(each) for each in _lists(numbers, plan.groups, len(plan.models))]
-    models, base = plan.models, b""
-    if len(exponents):
-        found = histogram([exponents])
-        middle = int(found.values[found.counts.argmax()])
-        around = exponents - np.int32(middle)
-        lists, models, base = [around, *lists], [histogram([around]).best(), *models], bytes([middle - LOWEST])
-    coder = constriction.stream.stack.AnsCoder()
-    # The coder is a stack: what is to come out first goes in last.
-    for each, model in zip(reversed(lists), reversed(models), strict=True):
-        push(coder, each, model)
-    head = base + _write_groups(plan.groups, len(plan.models)) + b"".join(model.write() for model in models)
-    return head + coder_to_bytes(coder)
-
-
-def _write_groups(groups: Sequence[int], count: int) -> bytes:
-    """How many there are; with more than one also that of each slot, in as few bits as the last needs."""
-    if count == 1:
-        return varint.write(1)
-    places = np.arange((count - 1).bit_length())
-    bits = (np.array(groups)[:, None] >> places & 1).astype(np.uint8)
-    return varint.write(count) + np.packbits(bits, bitorder="little").tobytes()
-
-
-def _read_groups(data: memoryview, at: int, slots: int) -> tuple[list[int], int, int]:
-    """The group of each slot, how many groups there are, and where the next thing starts."""
-    count, at = varint.read(data, at)
-    if not 1 <= count <= max(slots, 1):
-        raise ImpossibleCount(f"{count} groups of {slots} tensors")
-    if count == 1:
-        return [0] * slots, 1, at
-    width = (count - 1).bit_length()
-    stop = at + -(-width * slots // 8)
-    if stop > len(data):
-        raise Truncated("the bytes end within the groups")
-    bits = np.unpackbits(np.frombuffer(data[at:stop], np.uint8), bitorder="little")
-    groups = bits[: width * slots].reshape(slots, width) @ (1 << np.arange(width))
-    if groups.max() >= count or bits[width * slots :].any():
-        raise WrongValue(f"a group that is not one of {count}")
-    return groups.tolist(), count, stop
-
-
 def _decode(slots: Slots, coded: Coded, held: HeldGrids | None) -> list[Grid]:
-    read = _read_planes if coded.codec == PLANES else _read
-    exponents, numbers = read(memoryview(coded.stream), slots)
-    if exponents.size and (exponents.min() < LOWEST or exponents.max() > HIGHEST):
-        raise WrongValue(f"exponents are {LOWEST} to {HIGHEST}, found {exponents.min()} to {exponents.max()}")
-    out, stop = [], 0
-    for place, slot in enumerate(slots):
-        shape = _steps(slot)
-        start, stop = stop, stop + (shape[0] if shape else 1)
-        steps = torch.from_numpy(exponents[start:stop].astype(np.int16)).reshape(shape)
-        codes = torch.from_numpy(numbers[place]).reshape(slot.shape)
-        if held is not None:
-            codes += held.nearest(place, steps)
-        if codes.numel() and max(-int(codes.min()), int(codes.max())) > LARGEST:
-            raise WrongValue(
-                f"{slot.name}: codes are within ±{LARGEST}, found {int(codes.min())} to {int(codes.max())}"
-            )
-        out.append(Grid(codes, steps))
+    layout = layout_of(slots)
+    exponents, codes = (_read_planes if coded.codec == PLANES else read)(memoryview(coded.stream), layout)
+    _check_read(exponents, codes[:0])
+    if held is not None:
+        codes += held.nearest(exponents)
+    _check_read(exponents, codes)
+    steps, out = exponents.astype(np.int16), []
+    at = step = 0
+    for slot, size, count in zip(slots, layout.sizes, layout.steps, strict=True):
+        # Every tensor in memory of its own.
+        own = codes if size == len(codes) else codes[at : at + size].copy()
+        powers = torch.from_numpy(steps[step : step + count].copy()).reshape(exponents_shape(slot))
+        out.append(Grid(torch.from_numpy(own).reshape(slot.shape), powers))
+        at, step = at + size, step + count
     return out
 
 
-def _read(data: memoryview, slots: Slots) -> tuple[Numbers, list[Numbers]]:
-    """Exponents, and the numbers of each slot in memory of their own."""
-    total, at, base = _exponents(slots), 0, 0
-    if total:
-        if not len(data):
-            raise Truncated("no base of the exponents")
-        base, at = data[0] + LOWEST, 1
-    groups, count, at = _read_groups(data, at, len(slots))
-    members: list[list[int]] = [[] for _ in range(count)]
-    for place, group in enumerate(groups):
-        members[group].append(place)
-    sizes = [sum(slots[place].size for place in places) for places in members]
-    lengths = [total, *sizes] if total else sizes
-    models = []
-    for length in lengths:
-        model, at = read_model(data, at, length)
-        models.append(model)
-    coder = coder_from_bytes(data[at:])
-    exponents = pop(coder, total, models.pop(0)) + np.int32(base) if total else np.empty(0, np.int32)
-    numbers: list[Numbers] = [np.empty(0, np.int32)] * len(slots)
-    for places, size, model in zip(members, sizes, models, strict=True):
-        flat, stop = pop(coder, size, model), 0
-        for place in places:
-            start, stop = stop, stop + slots[place].size
-            numbers[place] = flat if slots[place].size == size else flat[start:stop].copy()
-    if not coder.is_empty():
-        raise TrailingBytes("the stream goes on after the last number")
-    return exponents, numbers
+def _encode_each(slots: Slots, many: Sequence[Sequence[Grid]], held: HeldGrids | None, options: Options) -> list[Coded]:
+    codes = _flat([value.codes for values in many for value in values]).reshape(len(many), -1)
+    exponents = _flat([value.exponents for values in many for value in values]).reshape(len(many), -1)
+    if not options.compress or not fit_together(slots, codes, exponents):
+        return [_encode(slots, values, held, options) for values in many]
+    low = ((codes << 1) ^ (codes >> 31)).astype(np.uint8)  # the other planes of such small codes are zeros
+    other = exponents.shape[1] + 3 * plane_length(np.zeros(codes.shape[1], np.uint8))
+    out = []
+    for row, stream in enumerate(streams(slots, codes, exponents, held)):
+        if stream is None or other + plane_length(low[row]) < len(stream):
+            out.append(_encode(slots, many[row], held, options))
+        else:
+            out.append(Coded(stream, codec=ANS))
+    return out
 
 
-def _write_planes(codes: Sequence[Numbers], exponents: Numbers, compress: bool) -> bytes:
+def _decode_each(slots: Slots, many: Sequence[Coded], held: HeldGrids | None) -> list[list[Grid]]:
+    """A slot of all messages shares its memory: what was sent together is used together."""
+    layout = layout_of(slots)
+    if layout.total > BLOCK or any(coded.codec != ANS or coded.given is not None for coded in many):
+        return [_decode(slots, coded, held if coded.given is not None else None) for coded in many]
+    parts = [read(memoryview(coded.stream), layout) for coded in many]
+    exponents, codes = (np.stack([part[side] for part in parts]) for side in (0, 1))
+    _check_read(exponents, codes)
+    steps, columns = torch.from_numpy(exponents.astype(np.int16)), []
+    at = step = 0
+    for slot, size, count in zip(slots, layout.sizes, layout.steps, strict=True):
+        own = torch.from_numpy(codes[:, at : at + size].copy()).view(len(many), *slot.shape)
+        powers = steps[:, step : step + count].reshape(len(many), *exponents_shape(slot))
+        columns.append([Grid(*pair) for pair in zip(own.unbind(), powers.unbind(), strict=True)])
+        at, step = at + size, step + count
+    return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in many]
+
+
+def _check_read(exponents: Numbers, codes: Numbers) -> None:
+    if exponents.size and (exponents.min() < LOWEST or exponents.max() > HIGHEST):
+        raise WrongValue(f"exponents are {LOWEST} to {HIGHEST}, found {exponents.min()} to {exponents.max()}")
+    if codes.size and max(-int(codes.min()), int(codes.max())) > LARGEST:
+        raise WrongValue(f"codes are within ±{LARGEST}, found {int(codes.min())} to {int(codes.max())}")
+
+
+def _write_planes(codes: Numbers, exponents: Numbers, compress: bool) -> bytes:
     """A byte per exponent, then the planes of the codes; small ones of either sign have zeros above."""
-    flat = np.concatenate(codes) if codes else np.empty(0, np.int32)
-    unsigned = ((flat << 1) ^ (flat >> 31)).astype("<i4")
+    unsigned = ((codes << 1) ^ (codes >> 31)).astype("<i4", copy=False)
     steps = (exponents - LOWEST).astype(np.uint8).tobytes()
     return steps + write_planes(unsigned.view(np.uint8).reshape(-1, 4), compress)
 
 
-def _read_planes(data: memoryview, slots: Slots) -> tuple[Numbers, list[Numbers]]:
-    at = _exponents(slots)
+def _read_planes(data: memoryview, layout: Layout) -> tuple[Numbers, Numbers]:
+    at = sum(layout.steps)
     if len(data) < at:
         raise Truncated("the bytes end within the exponents")
     exponents = np.frombuffer(data[:at], np.uint8).astype(np.int32) + LOWEST
-    elements, at = read_planes(data, at, sum(slot.size for slot in slots), 4)
+    elements, at = read_planes(data, at, layout.total, 4)
     if at != len(data):
         raise TrailingBytes(f"{len(data) - at} bytes after the last plane")
     unsigned = elements.reshape(-1).view("<u4")
     # A number that fits no code stays one that fits none: all have 32 bits.
-    flat = ((unsigned >> 1) ^ -(unsigned & 1)).astype(np.uint32).view(np.int32)
-    numbers, stop = [], 0
-    for slot in slots:
-        start, stop = stop, stop + slot.size
-        numbers.append(flat[start:stop].copy())
-    return exponents, numbers
+    return exponents, ((unsigned >> 1) ^ -(unsigned & 1)).astype(np.uint32).view(np.int32)
 
 
-def _exponents(slots: Slots) -> int:
-    return sum(slot.shape[0] if slot.kind is Kind.GRID_ROWS else 1 for slot in slots)
-
-
-def _flat(tensor: Tensor) -> Numbers:
-    flat: Numbers = tensor.detach().cpu().reshape(-1).numpy().astype(np.int32, copy=False)
-    return flat
+def _flat(tensors: Sequence[Tensor]) -> Numbers:
+    """All elements end to end, row by row."""
+    if not tensors:
+        return np.empty(0, np.int32)
+    parts = [tensor.cpu().numpy().reshape(-1) for tensor in tensors]
+    return (np.concatenate(parts) if len(parts) > 1 else parts[0]).astype(np.int32, copy=False)
 
 
 def _found(value: Grid) -> Histogram:
-    return histogram([_flat(value.codes)])
+    return histogram([_flat([value.codes])])
 
 
 def _costs(values: Sequence[Grid], coded: Coded) -> list[float]:
@@ -287,7 +202,14 @@ def _costs(values: Sequence[Grid], coded: Coded) -> list[float]:
 
 
 def _largest(value: Grid) -> float:
-    return float(value.dense().abs().max()) if value.codes.numel() else 0.0
+    if not value.codes.numel():
+        return 0.0
+    codes, exponents = value.codes, value.exponents
+    if not exponents.dim():
+        least, most = (int(end) for end in torch.aminmax(codes))
+        return float(max(-least, most)) * 2.0 ** int(exponents)
+    rows = torch.aminmax(codes.flatten(1) if codes.dim() > 1 else codes[:, None], dim=1)
+    return float(torch.ldexp(torch.maximum(-rows.min, rows.max).double(), exponents.int()).max())
 
 
 GRID: Form[Grid, HeldGrids] = Form(
@@ -309,7 +231,9 @@ GRID: Form[Grid, HeldGrids] = Form(
     encode=_encode,
     front=lambda slots, flags: 0,
     decode=_decode,
-    unpacked=lambda slots: 4 * sum(slot.size for slot in slots) + 2 * _exponents(slots),
+    unpacked=lambda slots: sum(4 * slot.size + 2 * exponents_of(slot) for slot in slots),
     costs=_costs,
     entropy=lambda value: entropy_bits(_found(value).counts),
+    encode_each=_encode_each,
+    decode_each=_decode_each,
 )

@@ -54,6 +54,13 @@ class HeldTrits:
                 start, end = end, end + len(inside)
                 yield slice(block * SPAN, (block + 1) * SPAN), inside, slice(start, end)
 
+    @cached_property
+    def kept_order(self) -> NDArray[np.uint32] | None:
+        """The place of each code when ordered, for those that serve for many messages; None: it is too long to keep."""
+        if not self.keep or len(self.codes) > MOST_KEPT:
+            return None
+        return np.concatenate([np.flatnonzero(self.codes == value).astype(np.uint32) for value in VALUES])
+
     def order(self, codes: Codes) -> Codes:
         """Codes put together by the reference's trit at their place: first those at its -1, then 0, then +1."""
         out = np.empty_like(codes)

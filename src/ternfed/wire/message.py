@@ -5,7 +5,7 @@ What the forms make of their slots is put into one layout here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -65,6 +65,26 @@ def encode(message: Message, schema: Schema, *, reference: References | None = N
     return assemble(message, schema, reference=reference, codec=codec)
 
 
+def encode_each(messages: Sequence[Message], schema: Schema, *, reference: References | None = None) -> list[bytes]:
+    """The bytes of each of many messages, those of `encode`; a thousand small ones take less time together."""
+    given, options = None if reference is None else _as_reference(reference), Options()
+    for message in messages:
+        check(message, schema)
+    sections = []
+    for form in forms_in(schema):
+        slots = schema.of(form.kinds)
+        held = None if given is None else given.held(form, slots)
+        many = [[message.tensors[slot.name] for slot in slots] for message in messages]
+        if form.encode_each is None:
+            sections.append([form.encode(slots, values, held, options) for values in many])
+        else:
+            sections.append(form.encode_each(slots, many, held, options))
+    return [
+        joined(schema.digest, _numbers(message, schema), [section[place] for section in sections])
+        for place, message in enumerate(messages)
+    ]
+
+
 def assemble(
     message: Message, schema: Schema, *, reference: References | None, codec: str, compress: bool = True
 ) -> bytes:
@@ -73,9 +93,12 @@ def assemble(
         raise MessageError(f"codec {codec!r} is unknown; there are auto, {', '.join(CODECS)}")
     check(message, schema)
     given, options = None if reference is None else _as_reference(reference), Options(codec, compress)
-    numbers = np.array([message.numbers[name] for name in schema.numbers], "<f8").tobytes()
     coded = (_encode(form, message, schema, given, options) for form in forms_in(schema))
-    return joined(schema.digest, numbers, coded)
+    return joined(schema.digest, _numbers(message, schema), coded)
+
+
+def _numbers(message: Message, schema: Schema) -> bytes:
+    return np.array([message.numbers[name] for name in schema.numbers], "<f8").tobytes()
 
 
 def joined(schema: bytes, numbers: Buffer, sections: Iterable[Coded]) -> bytes:
@@ -108,13 +131,41 @@ def read_header(data: Buffer) -> Header:
 
 def decode(data: Buffer, schema: Schema, *, reference: References | None = None) -> Message:
     """The message in the bytes, bit for bit, or the `WireError` that says which check failed."""
+    parts = _checked(data, schema)
+    values: dict[str, Value] = {}
+    for form in forms_in(schema):
+        values |= _decode(form, parts.sections[form.name], schema, reference)
+    return _message(values, parts, schema)
+
+
+def decode_each(many: Sequence[Buffer], schema: Schema, *, reference: References | None = None) -> list[Message]:
+    """The message in each of many buffers; of the first that fails a check, its `WireError`."""
+    parts = [_checked(data, schema) for data in many]
+    values: list[dict[str, Value]] = [{} for _ in many]
+    for form in forms_in(schema):
+        sections = [part.sections[form.name] for part in parts]
+        slots = schema.of(form.kinds)
+        if form.decode_each is None or len({section.given for section in sections}) > 1:
+            found = [_decode(form, section, schema, reference) for section in sections]
+        else:
+            held = _held(form, sections[0], schema, reference) if sections else None
+            rows = form.decode_each(slots, sections, held)
+            found = [{slot.name: value for slot, value in zip(slots, row, strict=True)} for row in rows]
+        for own, new in zip(values, found, strict=True):
+            own |= new
+    return [_message(own, part, schema) for own, part in zip(values, parts, strict=True)]
+
+
+def _checked(data: Buffer, schema: Schema) -> Parts:
+    """Where the parts lie in bytes that arrived as they left."""
     view = memoryview(data).cast("B")
     parts = locate(view, schema)
     if crc32(view[_FIXED:], crc32(view[: _CHECKSUM.start])) != read_header(view).checksum:
         raise WrongChecksum("the checksum does not match: the bytes changed on their way")
-    values: dict[str, Value] = {}
-    for form in forms_in(schema):
-        values |= _decode(form, parts.sections[form.name], schema, reference)
+    return parts
+
+
+def _message(values: Mapping[str, Value], parts: Parts, schema: Schema) -> Message:
     return Message(
         {slot.name: values[slot.name] for slot in schema.slots},
         dict(zip(schema.numbers, np.frombuffer(parts.numbers, "<f8").tolist(), strict=True)),
@@ -204,14 +255,20 @@ def _encode(
 
 def _decode(form: Form[Any, Any], coded: Coded, schema: Schema, reference: References | None) -> dict[str, Value]:
     slots = schema.of(form.kinds)
-    held = None
-    if coded.given is not None:
-        if reference is None:
-            raise MissingReference(f"coded given reference {coded.given.hex()}; none is held")
-        held = _as_reference(reference).held(form, slots)
-        if held is None or held.digest != coded.given:
-            raise WrongReference(f"coded given reference {coded.given.hex()}, another one is held")
-    return {slot.name: value for slot, value in zip(slots, form.decode(slots, coded, held), strict=True)}
+    values = form.decode(slots, coded, _held(form, coded, schema, reference))
+    return {slot.name: value for slot, value in zip(slots, values, strict=True)}
+
+
+def _held(form: Form[Any, Any], coded: Coded, schema: Schema, reference: References | None) -> Any:
+    """What a section was coded given, by what is held here; None where it needs nothing."""
+    if coded.given is None:
+        return None
+    if reference is None:
+        raise MissingReference(f"coded given reference {coded.given.hex()}; none is held")
+    held = _as_reference(reference).held(form, schema.of(form.kinds))
+    if held is None or held.digest != coded.given:
+        raise WrongReference(f"coded given reference {coded.given.hex()}, another one is held")
+    return held
 
 
 def _as_reference(reference: References) -> Reference:

@@ -8,6 +8,8 @@ counts in whole numbers, as in ans.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import constriction
@@ -15,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ternfed.wire import varint
-from ternfed.wire.ans import PRECISION, entropy_bits
+from ternfed.wire.ans import PRECISION
 from ternfed.wire.errors import ImpossibleCount, WrongProbabilities
 
 Numbers = NDArray[np.int32]
 Counts = NDArray[np.int64]
 
+UNIT = 2.0**16
+FEW = 24
+"""Up to so many different numbers are looked at one by one."""
 FINEST = 8
 """`fine` is 1 to this."""
 MOST = 1 << 25
@@ -47,10 +52,24 @@ class Model(NamedTuple):
     @property
     def bits(self) -> float:
         """What the list costs with it: entropy, bits below the buckets, and the model itself."""
-        widths = bounds(np.abs(np.arange(-self.low, len(self.counts) - self.low)), self.fine)[1]
+        below = 0.0
+        if self.is_coarse:
+            widths = bounds(np.abs(np.arange(-self.low, len(self.counts) - self.low)), self.fine)[1]
+            below = float(widths @ self.counts)
         head = len(varint.write(8 * self.low + self.fine - 1)) + len(varint.write(len(self.counts) - 1 - self.low))
-        written = head + varint.length(self.counts) - varint.length(self.counts[self.low : self.low + 1])
-        return entropy_bits(self.counts) + float(widths @ self.counts) + 8 * written
+        written = head + varint.length(self.counts) - len(varint.write(int(self.counts[self.low])))
+        return float(weighed(self.counts.sum()) - weighed(self.counts).sum()) + below + 8 * written
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether one of its buckets is shared by several numbers."""
+        return max(self.low, len(self.counts) - 1 - self.low) >= 2 << self.fine
+
+
+def weighed(counts: Any) -> NDArray[np.float64]:
+    """n · log2 n, to the nearest 2^-16: sums of it are exact, so that no choice hangs on the order of adding up."""
+    out: NDArray[np.float64] = np.rint(counts * np.log2(np.maximum(counts, 1)) * UNIT) / UNIT
+    return out
 
 
 def read_model(data: memoryview, at: int, total: int) -> tuple[Model, int]:
@@ -58,7 +77,7 @@ def read_model(data: memoryview, at: int, total: int) -> tuple[Model, int]:
     head, at = varint.read(data, at)
     high, at = varint.read(data, at)
     fine, low = head % 8 + 1, head // 8
-    if max(low, high) > bucket_of(MOST, fine):
+    if max(low, high) > _highest(fine):
         raise ImpossibleCount(f"a model of {low} + 1 + {high} buckets")
     counts = []
     for _ in range(low + high):
@@ -70,7 +89,7 @@ def read_model(data: memoryview, at: int, total: int) -> tuple[Model, int]:
 
 
 class Histogram(NamedTuple):
-    """The different numbers of some lists and how often each of them occurs."""
+    """The different numbers of some lists, rising, and how often each of them occurs."""
 
     values: NDArray[np.int64]
     counts: Counts
@@ -79,17 +98,55 @@ class Histogram(NamedTuple):
         """The model with buckets that fine."""
         if not len(self.values):
             return Model(fine, 0, np.zeros(1, np.int64))
+        if self.largest < 2 << fine:  # a bucket for each number
+            low, high = max(0, -int(self.values[0])), max(0, int(self.values[-1]))
+            each = np.zeros(low + high + 1, np.int64)
+            each[self.values + low] = self.counts
+            return Model(fine, low, each)
         symbols = symbols_of(self.values, fine)[0]
-        low, high = max(0, -int(symbols.min())), max(0, int(symbols.max()))
+        low, high = max(0, -int(symbols[0])), max(0, int(symbols[-1]))
         counts = np.bincount(symbols + low, weights=self.counts, minlength=low + high + 1)
         return Model(fine, low, counts.astype(np.int64))
 
+    @property
+    def largest(self) -> int:
+        """The largest size of a number."""
+        return max(-int(self.values[0]), int(self.values[-1])) if len(self.values) else 0
+
     def best(self) -> Model:
         """The model with which the list is smallest."""
-        largest = int(np.abs(self.values).max(initial=0))
         # Finer than one bucket a number changes nothing.
-        finest = next((fine for fine in range(1, FINEST) if largest < 2 << fine), FINEST)
-        return min((self.model(fine) for fine in range(1, finest + 1)), key=lambda model: model.bits)
+        finest = next((fine for fine in range(1, FINEST) if self.largest < 2 << fine), FINEST)
+        if finest == 1:
+            return self.model(1)
+        if len(self.values) > FEW:
+            return min((self.model(fine) for fine in range(1, finest + 1)), key=lambda model: model.bits)
+        values, counts = self.values.tolist(), self.counts.tolist()
+        return self.model(min(range(1, finest + 1), key=lambda fine: _bits(values, counts, fine)))
+
+
+def _bits(values: list[int], counts: list[int], fine: int) -> float:
+    """`Model.bits` of the model that fine, without making it: for a few numbers that is sooner done one by one."""
+    buckets: dict[int, int] = {}
+    below = low = high = 0
+    for value, count in zip(values, counts, strict=True):
+        size = abs(value)
+        if size >= 2 << fine:
+            width = size.bit_length() - fine - 1
+            below += width * count
+            size = (width << fine) + (size >> width)
+        bucket = size if value >= 0 else -size
+        buckets[bucket] = buckets.get(bucket, 0) + count
+    low, high = max(0, -min(buckets)), max(0, max(buckets))
+    written = len(varint.write(8 * low + fine - 1)) + len(varint.write(high)) + low + high
+    written += sum(len(varint.write(count)) - 1 for bucket, count in buckets.items() if bucket and count > 127)
+    entropy = _weighed(sum(counts)) - sum(_weighed(count) for count in buckets.values())
+    return entropy + below + 8 * written
+
+
+@lru_cache(4096)
+def _weighed(count: int) -> float:
+    return float(weighed(count))
 
 
 def histogram(lists: Sequence[Numbers]) -> Histogram:
@@ -106,9 +163,45 @@ def histogram(lists: Sequence[Numbers]) -> Histogram:
     return Histogram(used + low, counts[used].astype(np.int64))
 
 
+def histograms(flat: Numbers, sizes: Sequence[int]) -> list[Histogram]:
+    """Of each of some lists that lie end to end; many short ones are counted in one go."""
+    ends = list(accumulate(sizes))
+    if len(sizes) > 1 and 0 < len(flat) <= BLOCK:
+        low = int(flat.min())
+        width = int(flat.max()) - low + 1
+        if width * len(sizes) <= BLOCK:
+            of_list = np.repeat(np.arange(-low, len(sizes) * width - low, width), sizes)
+            table = np.bincount(flat + of_list, minlength=len(sizes) * width).reshape(len(sizes), width)
+            return [Histogram((used := np.flatnonzero(row)) + low, row[used]) for row in table]
+    return [histogram([flat[end - size : end]]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def joined(parts: Sequence[Histogram]) -> Histogram:
+    """That of all their lists together."""
+    if len(parts) == 1:
+        return parts[0]
+    values = np.concatenate([part.values for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    if not len(values):
+        return parts[0]
+    low, high = int(values.min()), int(values.max())
+    if high - low > max(BLOCK, len(values)):
+        values, places = np.unique(values, return_inverse=True)
+        return Histogram(values, np.bincount(places, weights=counts).astype(np.int64))
+    totals = np.bincount(values - low, weights=counts)
+    used = np.flatnonzero(totals)
+    return Histogram(used + low, totals[used].astype(np.int64))
+
+
 def bucket_of(size: int, fine: int) -> int:
     """The bucket of one number that is not negative."""
     return int(symbols_of(np.array([size]), fine)[0][0])
+
+
+@lru_cache(FINEST)
+def _highest(fine: int) -> int:
+    """The bucket of the largest number there is."""
+    return bucket_of(MOST, fine)
 
 
 def symbols_of(numbers: NDArray[Any], fine: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -134,6 +227,9 @@ def push(coder: Any, numbers: Numbers, model: Model) -> None:
     categorical = _categorical(model.counts)
     for at in reversed(range(0, len(numbers), BLOCK)):
         part = numbers[at : at + BLOCK]
+        if not model.is_coarse:
+            coder.encode_reverse(part + np.int32(model.low), categorical)
+            continue
         symbols, widths = symbols_of(part, model.fine)
         sizes = np.abs(part)
         for width in reversed(_above_zero(widths)):
@@ -147,16 +243,16 @@ def pop(coder: Any, total: int, model: Model) -> Numbers:
     out = np.zeros(total, np.int32)
     if len(model.counts) == 1:
         return out
-    buckets = np.arange(-model.low, len(model.counts) - model.low)
-    starts, widths_of = bounds(np.abs(buckets), model.fine)
-    signs, coarse = np.sign(buckets), bool(widths_of.any())
-    categorical, found = _categorical(model.counts), np.zeros(len(buckets), np.int64)
+    categorical, found = _categorical(model.counts), np.zeros(len(model.counts), np.int64)
+    if model.is_coarse:
+        buckets = np.arange(-model.low, len(model.counts) - model.low)
+        (starts, widths_of), signs = bounds(np.abs(buckets), model.fine), np.sign(buckets)
     for at in range(0, total, BLOCK):
         part = out[at : at + BLOCK]
         places = coder.decode(categorical, len(part))
-        found += np.bincount(places, minlength=len(buckets))
-        if not coarse:
-            part[:] = buckets[places]
+        found += np.bincount(places, minlength=len(found))
+        if not model.is_coarse:
+            np.subtract(places, model.low, out=part)
             continue
         sizes, widths = starts[places], widths_of[places]
         for width in _above_zero(widths):

@@ -8,6 +8,7 @@ chance and cost more than the letters they replace.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -107,9 +108,23 @@ def write_planes(elements: Bytes, compress: bool) -> bytes:
     out = []
     for plane in elements.T:
         raw = np.ascontiguousarray(plane)
-        packed = frame(raw, min_match=MIN_MATCH) if compress and len(raw) else b""
+        packed = b""
+        if compress and len(raw):
+            packed = frame(raw, min_match=MIN_MATCH) if raw.any() else _zeros(len(raw))
         out += [varint.write(len(packed)), packed] if 0 < len(packed) < len(raw) else [b"\0", raw.tobytes()]
     return b"".join(out)
+
+
+def plane_length(raw: Bytes) -> int:
+    """Bytes that one plane takes, compressed where that is smaller."""
+    packed = len(frame(raw, min_match=MIN_MATCH) if raw.any() else _zeros(len(raw)))
+    return len(varint.write(packed)) + packed if 0 < packed < len(raw) else 1 + len(raw)
+
+
+@lru_cache(64)
+def _zeros(length: int) -> bytes:
+    """The frame of a plane that is all zeros, as the upper ones of small numbers are."""
+    return frame(np.zeros(length, np.uint8), min_match=MIN_MATCH)
 
 
 def read_planes(data: memoryview, at: int, count: int, width: int) -> tuple[Bytes, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -51,7 +51,7 @@ class Slot:
     shape: tuple[int, ...]
     kind: Kind
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
@@ -83,9 +83,15 @@ class Schema:
         text = json.dumps([slots, list(self.numbers)], separators=(",", ":"), ensure_ascii=True)
         return blake2b(text.encode("ascii"), digest_size=8).digest()
 
-    def of(self, kinds: Collection[Kind]) -> tuple[Slot, ...]:
+    def of(self, kinds: tuple[Kind, ...]) -> tuple[Slot, ...]:
         """The slots of some kinds, in order."""
-        return tuple(slot for slot in self.slots if slot.kind in kinds)
+        if kinds not in self._found:  # thousands of messages ask the same
+            self._found[kinds] = tuple(slot for slot in self.slots if slot.kind in kinds)
+        return self._found[kinds]
+
+    @cached_property
+    def _found(self) -> dict[tuple[Kind, ...], tuple[Slot, ...]]:
+        return {}
 
     @cached_property
     def ternary(self) -> tuple[Slot, ...]:

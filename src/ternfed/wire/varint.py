@@ -26,8 +26,11 @@ def write(value: int) -> bytes:
 
 def length(values: NDArray[Any]) -> int:
     """How many bytes `write` makes of all these numbers."""
-    bits = np.frexp(np.maximum(values, 1).astype(np.float64))[1]  # exact below 2^53, far above any count of numbers
-    return int((-(-bits // 7)).sum())
+    total, limit, largest = len(values), 1 << 7, int(values.max(initial=0))
+    while limit <= largest:
+        total += int(np.count_nonzero(values >= limit))
+        limit <<= 7
+    return total
 
 
 def read(data: memoryview, at: int) -> tuple[int, int]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from threading import local
+from typing import Any
+
 import numpy as np
 import zstandard
 
@@ -27,14 +31,8 @@ def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None
 
 def frame(data: np.ndarray[tuple[int], np.dtype[np.uint8]], *, min_match: int) -> bytes:
     """A level-1 frame without zstd's four magic bytes, which states its size; min_match 0 leaves zstd's own."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        1,
-        source_size=len(data),
-        min_match=min_match,
-        write_content_size=1,
-        write_checksum=0,
-    )
-    return zstandard.ZstdCompressor(compression_params=parameters).compress(data.data)[len(_MAGIC) :]
+    whole: bytes = _compressor(len(data), min_match).compress(data.data)
+    return whole[len(_MAGIC) :]
 
 
 def unframe(data: memoryview, size: int) -> bytes:
@@ -44,9 +42,47 @@ def unframe(data: memoryview, size: int) -> bytes:
         claimed = zstandard.get_frame_parameters(whole).content_size
         if claimed != size:
             raise WrongFrame(f"a zstd frame claims {claimed} bytes, {size} belong here")
-        plain = zstandard.ZstdDecompressor().decompress(whole, max_output_size=max(size, 1), allow_extra_data=False)
+        plain = _decompressor().decompress(whole, max_output_size=max(size, 1), allow_extra_data=False)
     except zstandard.ZstdError as problem:
         raise WrongFrame(f"zstd: {problem}") from None
     if len(plain) != size:
         raise WrongFrame(f"a zstd frame holds {len(plain)} bytes, {size} belong here")
-    return plain
+    return bytes(plain)
+
+
+class _Kept(local):
+    """Working memory of zstd, which serves one thread: making it takes as long as coding a small plane."""
+
+    def __init__(self) -> None:
+        self.compressors: dict[tuple[int, int], Any] = {}
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_KEPT = _Kept()
+MOST_KEPT = 8
+"""Compressors that a thread keeps, for planes of so many sizes."""
+LARGEST_KEPT = 1 << 18
+"""Bytes of the longest plane whose compressor is kept: beyond, making one costs little beside its work."""
+
+
+def _compressor(size: int, min_match: int) -> Any:
+    key = size, min_match
+    found = _KEPT.compressors.get(key)
+    if found is None:
+        found = zstandard.ZstdCompressor(compression_params=_parameters(*key))
+        if size <= LARGEST_KEPT:
+            if len(_KEPT.compressors) == MOST_KEPT:
+                del _KEPT.compressors[next(iter(_KEPT.compressors))]
+            _KEPT.compressors[key] = found
+    return found
+
+
+def _decompressor() -> Any:
+    return _KEPT.decompressor
+
+
+@lru_cache(64)
+def _parameters(size: int, min_match: int) -> Any:
+    return zstandard.ZstdCompressionParameters.from_level(
+        1, source_size=size, min_match=min_match, write_content_size=1, write_checksum=0
+    )
