@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from ternfed.engines.ranks.launch import started
 from ternfed.engines.ranks.link import Link
 from ternfed.engines.ranks.team import RankFailed, crew_over
 from ternfed.experiment.experiment import Experiment
+from ternfed.round.acceptance import OutOfBounds
 from ternfed.round.crew import Crew
 from ternfed.round.federation import Federation, open_federation
 
@@ -85,6 +87,24 @@ def test_a_client_that_diverges_on_another_rank_is_left_out_as_it_would_be_here(
     for crew in (None, crew_over(link, federation := ready(digits, *wild))):
         with pytest.raises(simulate.DivergedError, match="diverged on every client of round 1"):
             list(simulate.play(federation, crew=crew))
+
+
+def test_a_client_whose_upload_is_refused_goes_on_from_where_it_stood(
+    link: Link, digits: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted = simulate.accepted
+
+    def choosy(*arguments: Any) -> Any:
+        if arguments[2].numbers["round"] in (1, 3) and arguments[4].index % 2:
+            raise OutOfBounds("not today")
+        return accepted(*arguments)
+
+    monkeypatch.setattr(simulate, "accepted", choosy)
+    settings = ("algorithm.name=stc", "federation.participation=1")
+    alone = recorded(tmp_path / "alone", ready(digits, *settings))
+    federation = ready(digits, *settings)
+    assert b"not today" in alone["rounds.jsonl"]
+    assert recorded(tmp_path / "together", federation, crew_over(link, federation)) == alone
 
 
 def test_a_run_of_one_process_is_resumed_by_several_and_by_one_again(

@@ -134,7 +134,7 @@ class Link:
                     return
                 if message.kind != ALIVE:
                     self._inbox.put(message)
-        except (RuntimeError, ValueError):
+        except Exception:  # the connection's end, or what is no message: either way, nothing more comes
             if not self._closed.is_set():
                 self._stop(_lost(peer))
 

@@ -23,6 +23,10 @@ EXPERIMENT, READY, FAILED, MEMORY, ROUND, ANSWER = "experiment", "ready", "faile
 what a client sends."""
 
 
+TELLING = 1000
+"""Of the inputs of a data set, so many are compared; of the targets, all."""
+
+
 class RankFailed(RuntimeError):
     """Another rank could not do its part: its own sentence."""
 
@@ -49,11 +53,13 @@ def crew_over(link: Link, federation: Federation) -> Crew:
 
 def identity(federation: Federation) -> dict[str, str]:
     """What all ranks must have in common, so that it makes no difference which of them trains a client."""
-    labels = blake2b(federation.feed.samples.labels.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    labels.update(repr(federation.registered).encode())
+    inputs, labels = federation.feed.samples.inputs, federation.feed.samples.labels
+    seen = blake2b(repr((inputs.shape, federation.registered)).encode())
+    for some in (inputs[:: max(1, len(inputs) // TELLING)], labels):
+        seen.update(some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return {
         "version of PyTorch": torch.__version__.partition("+")[0],
-        "data set": labels.hexdigest(),
+        "data set": seen.hexdigest(),
         "model": str(federation.network.digest),
     }
 
@@ -109,10 +115,10 @@ class _Crew:
     def _remind(self, rank: int, client: int, memory: Any) -> None:
         """A rank is told what a client remembers, unless it knows: it trained the client last, and that counted."""
         keeper, kept = self._kept.get(client, (None, None))
-        if memory is None or (keeper == rank and kept is memory):
+        if keeper == rank and kept is memory:
             return
-        data = memory_bytes(memory)
-        if data:
+        data = b"" if memory is None else memory_bytes(memory)
+        if data or keeper is not None:  # where its first upload was refused, it must forget what came of it
             self._link.send(rank, MEMORY, {"client": client}, data)
             self._kept[client] = rank, memory
 
