@@ -100,12 +100,15 @@ def save_tensors(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> byt
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, lasting: bool = True) -> None:
     """The same as a file, whole or not at all, without a copy of the tensors in memory."""
     part = path.with_name(f"{path.name}.part")
+    part.touch()
+    mode = part.stat().st_mode
     try:
         save_file(_separate(tensors), part, metadata(facts))
     except SafetensorError as error:  # which says what the system said in words alone
         found = re.search(r"os error (\d+)", str(error))
         number = int(found[1]) if found else 0
         raise OSError(number, os.strerror(number) if found else str(error)) from error
+    part.chmod(mode)  # safetensors makes files that nobody else can read
     if lasting:
         with part.open("rb+") as stream:
             os.fsync(stream.fileno())

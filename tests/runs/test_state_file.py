@@ -74,5 +74,7 @@ def test_a_file_of_tensors_is_the_bytes_that_are_made_in_memory(tmp_path: Path) 
     write_tensors(tmp_path / "file", tensors, {"round": 3})
     assert (tmp_path / "file").read_bytes() == save_tensors(tensors, {"round": 3})
     assert load_tensors(tmp_path / "file")[1] == {"round": 3}
+    (tmp_path / "other").touch()
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
     with pytest.raises(OSError, match="No such file or directory"):
         write_tensors(tmp_path / "nowhere" / "file", tensors, {})

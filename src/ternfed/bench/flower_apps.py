@@ -216,8 +216,8 @@ def serve(
 def _share(metrics: Mapping[int, Any], way: str) -> float:
     """Bytes of all rounds as a share of float32, by the metrics of a run: those that anybody sees."""
     sent = [float(each[f"ternfed-bytes-{way}"]) for each in metrics.values()]
-    plain = [float(each[f"ternfed-bytes-{way}"]) / each[f"ternfed-share-of-float32-{way}"] for each in metrics.values()]
-    return sum(sent) / sum(plain)
+    shares = [float(each[f"ternfed-share-of-float32-{way}"]) for each in metrics.values()]
+    return sum(sent) / sum(size / share for size, share in zip(sent, shares, strict=True))
 
 
 Play = Callable[..., Outcome]

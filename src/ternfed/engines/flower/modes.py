@@ -3,7 +3,7 @@
 | mode      | up                                                   | down                        | in the end      |
 |-----------|------------------------------------------------------|-----------------------------|-----------------|
 | `updates` | trits of the rotated update, error feedback (EDEN)   | a few bits of each change   | any model       |
-| `ternary` | one bit of each change of the inner layers (T-FedAvg) | their trits, bits of others | a ternary model |
+| `ternary` | two bits of each change, inner layers (T-FedAvg) | their trits, bits of others | a ternary model |
 
 The user's strategy takes the place of an algorithm's aggregation, and the user's loop that of its training. What the
 strategy makes of the clients' models, less the model that they received, is the mean change that the algorithm gets.
