@@ -162,6 +162,58 @@ def many_clients(
         _print(bench.table(_measured(bench.run(clients, rounds))))
 
 
+def server_memory() -> None:
+    """What a server holds in a round, by the number of clients: 100 to 100,000."""
+    with answered():
+        from ternfed.bench import server_memory as bench
+
+        _print(bench.table(_measured(bench.run())))
+
+
+def convolutions(repeats: Repeats = 5) -> None:
+    """A step of several clients' CNNs on the CPU: one after another, channels last, bfloat16, grouped."""
+    with answered():
+        from ternfed.bench import convolutions as bench
+
+        _print(bench.table(_measured(bench.run(repeats))))
+
+
+def big_model(
+    weights: Annotated[int, typer.Option(min=10_000, help="The number of ternary weights.")] = 20_000_000,
+) -> None:
+    """A round with one large layer: peak memory in copies of the model, and the codec within a message."""
+    with answered():
+        from ternfed.bench import big_model as bench
+
+        with terminal.err.status("measuring"):
+            text = bench.table(list(bench.rounds(weights)), [bench.message(weights)])
+        _print(text)
+
+
+def speed(
+    out: Annotated[Path, typer.Option(help="Where the measurement is stored, as JSON.")] = Path("speed.json"),
+    into: Annotated[Path | None, typer.Option(help="A page to write the table into.")] = None,
+    stored: Annotated[bool, typer.Option("--stored", help="Make the page of the stored measurement.")] = False,
+    repeats: Repeats = 7,
+    participants: Annotated[int, typer.Option(min=10, help="Clients per round of 10,000.")] = 1_000,
+    weights: Annotated[int, typer.Option(min=10_000, help="Weights of the big model.")] = 20_000_000,
+) -> None:
+    """Every promise about speed, measured in one run, on one page: which are kept and which are missed."""
+    with answered():
+        from ternfed.bench import speed as bench
+        from ternfed.files import json_page, read_json, write_atomically
+
+        if stored:
+            found = read_json(out)
+            if not isinstance(found, dict):
+                raise ValueError(f"{out}: no stored measurement; measure one first, without --stored")
+        else:
+            limits = bench.Limits(repeats=repeats, participants=participants, big=weights)
+            found = bench.measure(limits, _tell)
+            write_atomically(out, json_page(found))
+        _tables(bench.page(found), "speed", into)
+
+
 def network_bytes(
     clients: Annotated[int, typer.Option(min=1, help="The number of clients.")] = 5,
     rounds: Annotated[int, typer.Option(min=2, help="The number of rounds; the first is not counted.")] = 4,
@@ -252,5 +304,5 @@ def _print(text: str) -> None:
 
 VERBS: tuple[Callable[..., None], ...] = (
     step, wire, rounds, gpu, edge, edge_products, theory, cmfl_threshold, flower, fuzz_wire, fuzz_files, attacks,
-    privacy, many_clients, network_bytes, round_latency, slow_link,
+    privacy, many_clients, server_memory, convolutions, big_model, speed, network_bytes, round_latency, slow_link,
 )  # fmt: skip

@@ -37,6 +37,8 @@ VERSION = 2
 GIVEN = 0x10
 """The bit of a section's tag that says that it was coded given what the receiver holds."""
 _FIXED = 16
+MOST_BYTES = (1 << 31) - 1
+"""Of a message: protobuf, which carries it over a network, counts with 31 bits."""
 SPARE_BYTES, SPARE_SLOT = 1 << 16, 64
 """What a section may be longer than twice its numbers: for models of how they are spread."""
 _CHECKSUM = slice(12, 16)
@@ -108,8 +110,18 @@ def joined(schema: bytes, numbers: Buffer, sections: Iterable[Coded]) -> bytes:
     for coded in sections:
         tag = coded.codec | coded.flags | (0 if coded.given is None else GIVEN)
         pieces += [bytes([tag]), coded.given or b"", varint.write(len(coded.stream)), coded.front, coded.stream]
+    refuse_too_long(_FIXED + sum(len(piece) for piece in pieces))
     back = b"".join(pieces)
     return b"".join([front, crc32(back, crc32(front)).to_bytes(4, "little"), back])
+
+
+def refuse_too_long(length: int) -> None:
+    """Refuse a message that no transport carries in one piece."""
+    if length > MOST_BYTES:
+        raise MessageError(
+            f"a message of {length:,} bytes is longer than {MOST_BYTES:,}, which is what one call of gRPC carries; "
+            "send fewer weights (model.trainable), or coarser ones (algorithm.dense, algorithm.rest_bits_up)"
+        )
 
 
 def forms_in(schema: Schema) -> tuple[Form[Any, Any], ...]:
@@ -176,6 +188,8 @@ def locate(data: Buffer, schema: Schema) -> Parts:
     """Where the parts of a message lie; the bytes must be exactly as many as they need. Nothing in them is read yet."""
     view = memoryview(data).cast("B")
     header = read_header(view)
+    if len(view) > MOST_BYTES:
+        raise ImpossibleCount(f"a message of {len(view):,} bytes; none is longer than {MOST_BYTES:,}")
     if header.schema != schema.digest:
         raise WrongSchema(f"written for schema {header.schema.hex()}, this one is {schema.digest.hex()}")
     at = _FIXED + 8 * len(schema.numbers)
