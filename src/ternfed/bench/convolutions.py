@@ -57,7 +57,9 @@ def _ways() -> dict[str, Callable[[], object]]:
     torch.manual_seed(0)
     models = [cnn() for _ in range(CLIENTS)]
     inputs, labels = torch.randn(CLIENTS, BATCH, 3, 32, 32), torch.randint(10, (CLIENTS, BATCH))
-    ordered = [model.to(memory_format=torch.channels_last) for model in (cnn() for _ in range(CLIENTS))]
+    ordered: list[nn.Module] = [cnn() for _ in range(CLIENTS)]
+    for net in ordered:
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def loop(nets: Sequence[nn.Module], precision: torch.dtype | None = None) -> None:
         for net, batch, wanted in zip(nets, inputs, labels, strict=True):
@@ -66,7 +68,7 @@ def _ways() -> dict[str, Callable[[], object]]:
                 loss = nn.functional.cross_entropy(net(batch), wanted)
             loss.backward()  # type: ignore[no-untyped-call]
 
-    parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
+    parameters, buffers = stack_module_state(models)
 
     def loss_of(own: dict[str, Tensor], fixed: dict[str, Tensor], batch: Tensor, wanted: Tensor) -> Any:
         return nn.functional.cross_entropy(functional_call(models[0], (own, fixed), (batch,)), wanted)

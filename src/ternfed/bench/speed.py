@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,6 +42,8 @@ class Limits:
     """How long to measure."""
 
     repeats: int = 7
+    steps: bool = True
+    """Whether single steps are measured too; those of ResNet18* take seconds each."""
     participants: int = 1_000
     trits: int = 20_000_000
     big: int = 20_000_000
@@ -50,22 +52,24 @@ class Limits:
 Part = Callable[[Limits], Iterator[Kept]]
 
 
-def measure(limits: Limits, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """All parts, one after another, as a table that JSON can hold."""
-    rows = []
-    for name, part in PARTS.items():
-        tell(name)
-        rows += [asdict(row) for row in part(limits)]
-    return {"machine": _machine(), "limits": asdict(limits), "rows": rows}
+def measure(limits: Limits, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts of these names, or all, one after another: each as a table that JSON can hold."""
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        raise ValueError(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    for name in names or PARTS:
+        rows = [asdict(row) for row in PARTS[name](limits)]
+        yield name, {"machine": _machine(), "limits": asdict(limits), "rows": rows}
 
 
 def page(stored: Mapping[str, Any]) -> str:
     """The Markdown of a stored measurement."""
-    rows = [Kept(**row) for row in stored["rows"]]
+    found = {name: stored[name] for name in PARTS if name in stored}
+    rows = [Kept(**row) for part in found.values() for row in part["rows"]]
     kept = sum(row.kept for row in rows)
     return "\n\n".join(
         [
-            f"{kept} of {len(rows)} promises are kept. Machine: {stored['machine']}.",
+            f"{kept} of {len(rows)} promises are kept.",
             markdown(
                 ("part", "promise", "asked", "measured", "", "by itself"),
                 [
@@ -74,13 +78,14 @@ def page(stored: Mapping[str, Any]) -> str:
                     for row in rows
                 ],
             ),
+            "\n".join(f"- {name}: {part['machine']}" for name, part in found.items()),
         ]
     )  # fmt: skip
 
 
 def _machine() -> str:
     numba = "with numba" if fast_ans.loops() is not None else "without numba"
-    load = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else ""
+    load = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else "load unknown"
     return f"{platform.machine()}, PyTorch {torch.__version__}, {numba}, {load} when the run ended"
 
 
@@ -98,7 +103,7 @@ def _training(limits: Limits) -> Iterator[Kept]:
     speedup, ternary = found[rounds.FEDAVG].speedup, found[rounds.TFEDAVG].against_fedavg
     yield _at_least("CPU", "MNIST's round against the plain loop", 4.5, speedup, " ×", command)
     yield _at_most("CPU", "T-FedAvg's local training / FedAvg's", 1.2, ternary, " ×", command)
-    for row in step.run(max(3, limits.repeats)):
+    for row in step.run(limits.repeats) if limits.steps else ():
         what = f"a step of {row.model} with FTTQ / without, {row.device}"
         yield _at_most("CPU", what, row.limit, row.ratio, " ×", "ternfed bench step")
 
