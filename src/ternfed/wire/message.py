@@ -69,6 +69,8 @@ def encode(message: Message, schema: Schema, *, reference: References | None = N
 
 def encode_each(messages: Sequence[Message], schema: Schema, *, reference: References | None = None) -> list[bytes]:
     """The bytes of each of many messages, those of `encode`; a thousand small ones take less time together."""
+    if not messages:
+        return []
     given, options = None if reference is None else _as_reference(reference), Options()
     for message in messages:
         check(message, schema)
@@ -152,6 +154,8 @@ def decode(data: Buffer, schema: Schema, *, reference: References | None = None)
 
 def decode_each(many: Sequence[Buffer], schema: Schema, *, reference: References | None = None) -> list[Message]:
     """The message in each of many buffers; of the first that fails a check, its `WireError`."""
+    if not many:
+        return []
     parts = [_checked(data, schema) for data in many]
     values: list[dict[str, Value]] = [{} for _ in many]
     for form in forms_in(schema):
@@ -160,8 +164,7 @@ def decode_each(many: Sequence[Buffer], schema: Schema, *, reference: References
         if form.decode_each is None or len({section.given for section in sections}) > 1:
             found = [_decode(form, section, schema, reference) for section in sections]
         else:
-            held = _held(form, sections[0], schema, reference) if sections else None
-            rows = form.decode_each(slots, sections, held)
+            rows = form.decode_each(slots, sections, _held(form, sections[0], schema, reference))
             found = [{slot.name: value for slot, value in zip(slots, row, strict=True)} for row in rows]
         for own, new in zip(values, found, strict=True):
             own |= new
