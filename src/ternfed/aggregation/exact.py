@@ -34,7 +34,8 @@ class GridSum:
     def add(self, value: Tensor, samples: int, largest: float) -> None:
         """Add samples · value, where `largest` is max|value|."""
         steps = samples * GRID
-        self._add((value.double() * steps).round_(), largest * steps + 1, 0)
+        # In place, on a copy: of a large model every term in float64 counts.
+        self._add(value.to(torch.float64, copy=True).mul_(steps).round_(), largest * steps + 1, 0)
 
     def mean(self, weight: int) -> Tensor:
         """The sum / weight as float32: a function of the exact sum alone, however it came about."""

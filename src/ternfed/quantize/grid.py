@@ -57,11 +57,10 @@ def on_grid(value: Tensor, exponents: Tensor, source: torch.Generator | None = N
     check_finite(value, "a tensor")
     steps = torch.ldexp(value.double(), -_along(exponents.int(), value.dim()))
     if source is None:
-        codes = steps.round()
+        steps.round_()
     else:
-        noise = torch.rand(steps.shape, generator=source, dtype=torch.float64)
-        codes = torch.floor(steps + noise.to(steps.device))
-    return Grid(codes.clamp(-LARGEST, LARGEST).to(torch.int32), exponents.to(torch.int16))
+        steps.add_(torch.rand(steps.shape, generator=source, dtype=torch.float64).to(steps.device)).floor_()
+    return Grid(steps.clamp_(-LARGEST, LARGEST).to(torch.int32), exponents.to(torch.int16))
 
 
 def nearest_codes(held: Tensor, exponents: Tensor) -> Tensor:
