@@ -64,11 +64,9 @@ format: $(READY) ## rewrite the sources in the common format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## the main benchmarks, as ratios measured in one run
-	$(BIN)/ternfed bench step
-	$(BIN)/ternfed bench wire
-	$(BIN)/ternfed bench rounds
-	$(BIN)/ternfed bench edge
+bench: $(READY) ## every promise about speed, measured in one run, on one page: docs/speed.md
+	$(BIN)/ternfed bench speed --out results/speed.json
+	$(BIN)/ternfed bench speed --stored --out results/speed.json --into docs/speed.md
 
 FIGURES := convergence-cifar10-resnet18-iid convergence-cifar10-cnn-iid convergence-cifar10-resnet18-nc5 convergence-mnist-mlp-iid \
   convergence-mnist-mlp-nc5 participation-mnist-mlp-t-fedavg-as-published-preset-paper balance-mnist-mlp distribution-mnist layers-cifar10-resnet18-iid

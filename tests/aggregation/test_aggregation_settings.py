@@ -143,17 +143,17 @@ def test_an_upload_that_cannot_be_averaged_is_dropped_and_named(
     digits: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = federation(digits, "algorithm.name=fedavg", "federation.rounds=1")
-    real = simulate.collect
+    real = simulate.collect_each
 
-    def sabotaged(algorithm, data, broadcast):  # type: ignore[no-untyped-def]
-        message = real(algorithm, data, broadcast)
+    def sabotaged(algorithm, many, broadcast):  # type: ignore[no-untyped-def]
+        messages = real(algorithm, many, broadcast)
         if not made_up:
             made_up.append(1)
-            message.numbers["samples"] = 2.5
-        return message
+            messages[0].numbers["samples"] = 2.5
+        return messages
 
     made_up: list[int] = []
-    monkeypatch.setattr(simulate, "collect", sabotaged)
+    monkeypatch.setattr(simulate, "collect_each", sabotaged)
     ((state, record),) = simulate.play(made)
     assert record.dropped == ("client 0: 2.5 samples: a whole number from 1 to 10000000 is accepted",)
     assert all(torch.isfinite(tensor).all() for tensor in state.server.weights.values())

@@ -7,6 +7,7 @@ from wire_samples import small, ternary
 
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
+    ImpossibleCount,
     Kind,
     Message,
     MessageError,
@@ -18,6 +19,7 @@ from ternfed.wire import (
     reference_of,
     schema_of,
 )
+from ternfed.wire import message as wire_message
 from ternfed.wire.message import locate
 
 MESSAGE, CODES = small()
@@ -142,3 +144,29 @@ def test_a_reference_that_has_nothing_for_a_form_is_no_reference_for_it():
     floats = {"first.weight": CODES["first.weight"]}
     sections = locate(encode(MESSAGE, SCHEMA, reference=floats), SCHEMA).sections
     assert (sections["ternary"].given is None, sections["grid"].given is None) == (True, False)
+
+
+class TestTooLong:
+    """gRPC carries 2 GiB at most; sizes are made small here, memory for a real one is not to be had."""
+
+    def test_a_message_beyond_two_gibibytes_is_refused_by_its_sender(self, monkeypatch):
+        message = Message({"w": torch.randn(1000)})
+        schema = schema_of(message)
+        monkeypatch.setattr(wire_message, "MOST_BYTES", len(encode(message, schema)))
+        encode(message, schema)
+        monkeypatch.setattr(wire_message, "MOST_BYTES", wire_message.MOST_BYTES - 1)
+        with pytest.raises(MessageError, match=r"^a message of [\d,]+ bytes is longer than [\d,]+, which is what one"):
+            encode(message, schema)
+
+    def test_and_by_its_receiver(self, monkeypatch):
+        message = Message({"w": torch.randn(1000)})
+        data = encode(message, schema_of(message))
+        monkeypatch.setattr(wire_message, "MOST_BYTES", len(data) - 1)
+        with pytest.raises(ImpossibleCount, match="none is longer than"):
+            decode(data, schema_of(message))
+
+    def test_the_limit_is_what_31_bits_count(self):
+        assert wire_message.MOST_BYTES == 2**31 - 1
+        with pytest.raises(MessageError):
+            wire_message.refuse_too_long(2**31)
+        wire_message.refuse_too_long(2**31 - 1)

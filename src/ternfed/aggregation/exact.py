@@ -34,6 +34,7 @@ class GridSum:
     def add(self, value: Tensor, samples: int, largest: float) -> None:
         """Add samples · value, where `largest` is max|value|."""
         steps = samples * GRID
+        # In place, on a copy: of a large model every term in float64 counts.
         self._add(value.to(torch.float64, copy=True).mul_(steps).round_(), largest * steps + 1, 0)
 
     def mean(self, weight: int) -> Tensor:

@@ -53,6 +53,14 @@ def rounds(repeats: Repeats = 15) -> None:
         _print(bench.table(_measured(bench.run(repeats))))
 
 
+def peers(repeats: Repeats = 5) -> None:
+    """FedJAX on the same round, in an environment of its own that is made if need be."""
+    with answered():
+        from ternfed.bench import peers as bench
+
+        _print(bench.table(list(bench.run(repeats, _tell))))
+
+
 def gpu() -> None:
     """Milliseconds of a local step on a GPU, by precision and by clients side by side."""
     with answered():
@@ -164,6 +172,62 @@ def many_clients(
         _print(bench.table(_measured(bench.run(clients, rounds))))
 
 
+def server_memory() -> None:
+    """What a server holds in a round, by the number of clients: 100 to 100,000."""
+    with answered():
+        from ternfed.bench import server_memory as bench
+
+        _print(bench.table(_measured(bench.run())))
+
+
+def convolutions(repeats: Repeats = 5) -> None:
+    """A step of several clients' CNNs on the CPU: one after another, channels last, bfloat16, grouped."""
+    with answered():
+        from ternfed.bench import convolutions as bench
+
+        _print(bench.table(_measured(bench.run(repeats))))
+
+
+def big_model(
+    weights: Annotated[int, typer.Option(min=10_000, help="The number of ternary weights.")] = 20_000_000,
+) -> None:
+    """A round with one large layer: peak memory in copies of the model, and the codec within a message."""
+    with answered():
+        from ternfed.bench import big_model as bench
+
+        with terminal.err.status("measuring"):
+            text = bench.table(list(bench.rounds(weights)), [bench.message(weights)])
+        _print(text)
+
+
+def speed(
+    out: Annotated[Path, typer.Option(help="Where the measurement is stored, as JSON.")] = Path("speed.json"),
+    into: Annotated[Path | None, typer.Option(help="A page to write the table into.")] = None,
+    stored: Annotated[bool, typer.Option("--stored", help="Make the page of the stored measurement.")] = False,
+    parts: Annotated[list[str] | None, typer.Option("--part", help="Measure this part alone; may be repeated.")] = None,
+    steps: Annotated[bool, typer.Option(help="Single training steps too; ResNet18*'s take seconds each.")] = True,
+    repeats: Repeats = 7,
+    participants: Annotated[int, typer.Option(min=10, help="Clients per round of 10,000.")] = 1_000,
+    weights: Annotated[int, typer.Option(min=10_000, help="Weights of the big model.")] = 20_000_000,
+) -> None:
+    """Every promise about speed, measured in one run, on one page: which are kept and which are missed."""
+    with answered():
+        from ternfed.bench import speed as bench
+        from ternfed.files import json_page, read_json, write_atomically
+        from ternfed.runs.folder import RunError
+
+        before = read_json(out)
+        found = before if isinstance(before, dict) and (stored or parts) else {}
+        if stored and not found:
+            raise RunError(f"{out}: no stored measurement; measure one first, without --stored")
+        limits = bench.Limits(repeats, steps, participants, big=weights)
+        for name, part in [] if stored else bench.measure(limits, parts or ()):
+            found = {**found, name: part}
+            write_atomically(out, json_page(found))
+            _tell(f"{name}: done")
+        _tables(bench.page(found), "speed", into)
+
+
 def network_bytes(
     clients: Annotated[int, typer.Option(min=1, help="The number of clients.")] = 5,
     rounds: Annotated[int, typer.Option(min=2, help="The number of rounds; the first is not counted.")] = 4,
@@ -265,6 +329,6 @@ def _print(text: str) -> None:
 
 
 VERBS: tuple[Callable[..., None], ...] = (
-    step, wire, rounds, gpu, edge, edge_products, theory, cmfl_threshold, flower, fuzz_wire, fuzz_files, attacks,
-    privacy, many_clients, network_bytes, round_latency, slow_link,
+    step, wire, rounds, peers, gpu, edge, edge_products, theory, cmfl_threshold, flower, fuzz_wire, fuzz_files, attacks,
+    privacy, many_clients, server_memory, convolutions, big_model, speed, network_bytes, round_latency, slow_link,
 )  # fmt: skip

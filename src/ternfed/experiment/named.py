@@ -110,7 +110,8 @@ def with_later(table: Table) -> Table:
         own_options = _options(_network_function(network["name"])).items()
         later["model"] = {key: list(value) if isinstance(value, tuple) else value for key, value in own_options}
     later["task"] = {} if "task" in table else {"name": "classification", "metric": "accuracy"}
-    known = (section for section in later if section == "task" or section in table)
+    # What a damaged file has in place of a section stays as it is, for its reader to refuse.
+    known = (each for each in later if isinstance(table.get(each), dict) or (each == "task" and each not in table))
     return {**table, **{section: {**later[section], **table.get(section, {})} for section in known}}
 
 

@@ -51,7 +51,8 @@ def _is_sound(trained: Trained, work: Work) -> bool:
     if not all(bool(torch.isfinite(tensor).all()) for tensor in trained.local.buffers.values()):
         return False
     largest = _largest(trained.local)
-    return math.isfinite(largest) and largest <= GROWTH * max(1.0, _largest(work.local))
+    # Most are below it whatever they started from, and need not be compared with that.
+    return math.isfinite(largest) and (largest <= GROWTH or largest <= GROWTH * _largest(work.local))
 
 
 def _largest(local: Local) -> float:

@@ -44,8 +44,8 @@ def encode(trits: Trits) -> bytes:
     return bytes([grouping]) + b"".join(_spread_to_bytes(spread) for spread in spreads) + coder_to_bytes(coder)
 
 
-def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None) -> Codes:
-    """The codes of all tensors end to end."""
+def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None, *, plain: bool = False) -> Codes:
+    """The codes of all tensors end to end; `plain` keeps to constriction where faster loops are installed."""
     if not len(data):
         raise Truncated("no grouping byte")
     grouping, at = data[0], 1
@@ -56,7 +56,7 @@ def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None
     for total in (runs if grouping == MODEL_A_TENSOR else runs.sum(axis=1)).reshape(-1).tolist():
         spread, at = _spread_from_bytes(data, at, total)
         spreads.append(spread)
-    if sum(sizes) >= FEWEST and loops() is not None:
+    if not plain and sum(sizes) >= FEWEST and loops() is not None:
         return _decode_fast(Stack(_words(data[at:])), spreads, sum(sizes), reference)
     coder = coder_from_bytes(data[at:])
     ordered, stop = np.empty(sum(sizes), np.int8), 0

@@ -37,6 +37,8 @@ VERSION = 2
 GIVEN = 0x10
 """The bit of a section's tag that says that it was coded given what the receiver holds."""
 _FIXED = 16
+MOST_BYTES = (1 << 31) - 1
+"""Of a message: protobuf, which carries it over a network, counts with 31 bits."""
 SPARE_BYTES, SPARE_SLOT = 1 << 16, 64
 """What a section may be longer than twice its numbers: for models of how they are spread."""
 _CHECKSUM = slice(12, 16)
@@ -67,6 +69,8 @@ def encode(message: Message, schema: Schema, *, reference: References | None = N
 
 def encode_each(messages: Sequence[Message], schema: Schema, *, reference: References | None = None) -> list[bytes]:
     """The bytes of each of many messages, those of `encode`; a thousand small ones take less time together."""
+    if not messages:
+        return []
     given, options = None if reference is None else _as_reference(reference), Options()
     for message in messages:
         check(message, schema)
@@ -108,8 +112,18 @@ def joined(schema: bytes, numbers: Buffer, sections: Iterable[Coded]) -> bytes:
     for coded in sections:
         tag = coded.codec | coded.flags | (0 if coded.given is None else GIVEN)
         pieces += [bytes([tag]), coded.given or b"", varint.write(len(coded.stream)), coded.front, coded.stream]
+    refuse_too_long(_FIXED + sum(len(piece) for piece in pieces))
     back = b"".join(pieces)
     return b"".join([front, crc32(back, crc32(front)).to_bytes(4, "little"), back])
+
+
+def refuse_too_long(length: int) -> None:
+    """Refuse a message that no transport carries in one piece."""
+    if length > MOST_BYTES:
+        raise MessageError(
+            f"a message of {length:,} bytes is longer than {MOST_BYTES:,}, which is what one call of gRPC carries; "
+            "send fewer weights (model.trainable), or coarser ones (algorithm.dense, algorithm.rest_bits_up)"
+        )
 
 
 def forms_in(schema: Schema) -> tuple[Form[Any, Any], ...]:
@@ -140,6 +154,8 @@ def decode(data: Buffer, schema: Schema, *, reference: References | None = None)
 
 def decode_each(many: Sequence[Buffer], schema: Schema, *, reference: References | None = None) -> list[Message]:
     """The message in each of many buffers; of the first that fails a check, its `WireError`."""
+    if not many:
+        return []
     parts = [_checked(data, schema) for data in many]
     values: list[dict[str, Value]] = [{} for _ in many]
     for form in forms_in(schema):
@@ -148,8 +164,7 @@ def decode_each(many: Sequence[Buffer], schema: Schema, *, reference: References
         if form.decode_each is None or len({section.given for section in sections}) > 1:
             found = [_decode(form, section, schema, reference) for section in sections]
         else:
-            held = _held(form, sections[0], schema, reference) if sections else None
-            rows = form.decode_each(slots, sections, held)
+            rows = form.decode_each(slots, sections, _held(form, sections[0], schema, reference))
             found = [{slot.name: value for slot, value in zip(slots, row, strict=True)} for row in rows]
         for own, new in zip(values, found, strict=True):
             own |= new
@@ -176,6 +191,8 @@ def locate(data: Buffer, schema: Schema) -> Parts:
     """Where the parts of a message lie; the bytes must be exactly as many as they need. Nothing in them is read yet."""
     view = memoryview(data).cast("B")
     header = read_header(view)
+    if len(view) > MOST_BYTES:
+        raise ImpossibleCount(f"a message of {len(view):,} bytes; none is longer than {MOST_BYTES:,}")
     if header.schema != schema.digest:
         raise WrongSchema(f"written for schema {header.schema.hex()}, this one is {schema.digest.hex()}")
     at = _FIXED + 8 * len(schema.numbers)

@@ -158,9 +158,12 @@ def histogram(lists: Sequence[Numbers]) -> Histogram:
     if high - low > max(BLOCK, len(flat)):
         values, counts = np.unique(flat, return_counts=True)
         return Histogram(values.astype(np.int64), counts.astype(np.int64))
-    counts = np.bincount(flat - low)
+    counts = np.zeros(high - low + 1, np.int64)
+    at_once = max(BLOCK, 4 * len(counts))  # numpy counts with eight bytes a number: not for all of them at a time
+    for at in range(0, len(flat), at_once):
+        counts += np.bincount(flat[at : at + at_once] - low, minlength=len(counts))
     used = np.flatnonzero(counts)
-    return Histogram(used + low, counts[used].astype(np.int64))
+    return Histogram(used + low, counts[used])
 
 
 def histograms(flat: Numbers, sizes: Sequence[int]) -> list[Histogram]:

@@ -1,0 +1,92 @@
+"""Other simulators on the same round as `ternfed bench rounds`, each in a virtual environment of its own.
+
+An environment is made once, in a folder of the user's cache, from pinned packages. One that does not install is said in
+a sentence; it stops nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ternfed.bench import rounds
+from ternfed.bench.tables import markdown
+
+FEDJAX = (
+    "fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "dm-haiku==0.0.12", "optax==0.1.9", "chex==0.1.85",
+    "scipy<1.13", "numpy<2",
+)  # fmt: skip
+PEERS: Mapping[str, tuple[str, ...]] = {"FedJAX": FEDJAX}
+"""What each needs. `bench/fedjax_round.py` plays FedJAX's round."""
+
+
+@dataclass(frozen=True)
+class PeerSpeed:
+    """What came of one peer."""
+
+    name: str
+    ratio: float | None
+    """Its seconds for a round by ours; None: it was not measured."""
+    said: str
+
+
+def folder() -> Path:
+    """Where the environments lie."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "ternfed" / "peers"
+
+
+def run(repeats: int = 5, tell: Callable[[str], None] = lambda text: None) -> Iterator[PeerSpeed]:
+    """Every peer, in turns with our own FedAvg."""
+    for name, needs in PEERS.items():
+        tell(f"{name}: preparing its environment")
+        python, problem = environment(folder() / name.lower(), needs)
+        if problem:
+            yield PeerSpeed(name, None, f"does not install here: {problem}")
+            continue
+        before = os.environ.get(rounds.FEDJAX)
+        os.environ[rounds.FEDJAX] = str(python)
+        try:
+            tell(f"{name}: measuring")
+            found = {row.who: row for row in rounds.run(repeats)}
+            yield PeerSpeed(name, found[name].against_fedavg, f"{found[name].seconds:.3f} s per round")
+        except (RuntimeError, OSError, ValueError) as error:
+            yield PeerSpeed(name, None, f"does not run here: {error}")
+        finally:
+            if before is None:
+                del os.environ[rounds.FEDJAX]
+            else:
+                os.environ[rounds.FEDJAX] = before
+
+
+def environment(place: Path, needs: tuple[str, ...], limit: float = 900.0) -> tuple[Path, str]:
+    """The Python of an environment that has these packages, made if need be; and what went wrong, else nothing."""
+    python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    noted = place / "installed.txt"
+    wanted = "\n".join((*needs, sys.version))
+    if noted.is_file() and noted.read_text(encoding="utf-8") == wanted:
+        return python, ""
+    try:
+        venv.create(place, with_pip=True, clear=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *needs]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return python, str(error).splitlines()[0]
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+        return python, lines[-1].removeprefix("ERROR: ")
+    noted.write_text(wanted, encoding="utf-8")
+    return python, ""
+
+
+def table(rows: list[PeerSpeed]) -> str:
+    """The rows as a Markdown table."""
+    return markdown(
+        ("peer", "× the time of our FedAvg", ""),
+        [(row.name, "–" if row.ratio is None else f"{row.ratio:.2f}", row.said) for row in rows],
+    )

@@ -1,0 +1,57 @@
+"""The page of speed is made of what was stored; a peer that does not install is a sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ternfed.bench import peers, server_memory, speed
+from ternfed.cli.app import app
+
+ROW = {"part": "wire", "what": "decoding", "promised": "≥ 400", "measured": "302", "kept": False, "command": "x"}
+
+
+def test_the_page_is_made_of_the_stored_measurement(tmp_path: Path) -> None:
+    stored, page = tmp_path / "speed.json", tmp_path / "page.md"
+    stored.write_text(json.dumps({"decoding": {"machine": "here", "rows": [ROW, {**ROW, "kept": True}]}}))
+    page.write_text("before\n<!-- begin speed -->\n<!-- end speed -->\nafter\n")
+    arguments = ["bench", "speed", "--stored", "--out", str(stored), "--into", str(page)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    text = page.read_text()
+    assert "1 of 2 promises are kept" in text
+    assert "| wire | decoding | ≥ 400 | 302 | **missed** | `x` |" in text
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+
+
+def test_nothing_stored_is_one_sentence(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", "speed", "--stored", "--out", str(tmp_path / "none.json")])
+    assert result.exit_code == 2
+    assert "no stored measurement" in result.output
+
+
+def test_an_unknown_part_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", "speed", "--part", "sound", "--out", str(tmp_path / "s.json")])
+    assert result.exit_code == 2
+    assert "no part 'sound'" in result.output
+
+
+def test_the_projects_page_is_that_of_its_stored_measurement() -> None:
+    root = Path(__file__).parents[2]
+    stored = json.loads((root / "results" / "speed.json").read_text())
+    assert speed.page(stored) in (root / "docs" / "speed.md").read_text()
+
+
+def test_a_peer_that_does_not_install_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "folder", lambda: tmp_path)
+    monkeypatch.setattr(peers, "environment", lambda place, needs: (place, "No matching distribution found"))
+    (row,) = peers.run()
+    assert row.ratio is None
+    assert "does not install here: No matching distribution found" in peers.table([row])
+
+
+def test_a_servers_sums_do_not_grow_with_its_clients() -> None:
+    few, many = server_memory.run((5, 50))
+    assert many.sums == few.sums
+    assert many.notes / 50 < 600
