@@ -133,14 +133,19 @@ def test_training_leaves_no_trace_in_the_model() -> None:
     assert recurrent._flat_weights[0] is recurrent.weight_ih_l0
 
 
-def test_what_is_frozen_is_there_once_and_has_no_gradients() -> None:
+def test_a_models_tensors_are_there_once_are_not_judged_with_and_stay_as_they_are() -> None:
     network = network_of("conv1d").without(("embed.weight",))
     evaluator = Evaluator(network, feed().samples)
-    weights = network.weights()
+    before, weights = network.weights(), {name: 2 * tensor for name, tensor in network.weights().items()}
     evaluator.evaluate(weights)
     evaluator.statistics(weights)
+    for name, tensor in network.model.named_parameters():
+        assert evaluator._model.get_parameter(name) is evaluator._counting.get_parameter(name) is tensor
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.weights().items())
+
+
+def test_what_is_frozen_has_no_gradients() -> None:
+    network = network_of("conv1d").without(("embed.weight",))
     frozen = network.model.get_parameter("embed.weight")
-    assert evaluator._model.get_parameter("embed.weight") is evaluator._counting.get_parameter("embed.weight") is frozen
-    assert evaluator._model.get_parameter("head.weight") is not network.model.get_parameter("head.weight")
     train_one(network, Training(epochs=1, batch=8), feed(), work_of(network, Training(epochs=1, batch=8)))
     assert frozen.grad is None

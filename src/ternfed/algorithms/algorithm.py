@@ -103,9 +103,8 @@ class Network:
     def copied(self, device: torch.device) -> nn.Module:
         """A copy of the model on a device, to be called with weights of others; on the CPU it shares its tensors."""
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        shared = (
-            (*self.frozen, *self._named) if device.type == "cpu" else ()
-        )  # a model that is moved takes its tensors along
+        # A model that is moved takes its tensors along.
+        shared = (*self.frozen, *self._named) if device.type == "cpu" else ()
         return deepcopy(self.model, {id(named[name]): named[name] for name in shared}).to(device)
 
     @cached_property

@@ -172,6 +172,17 @@ def many_clients(
         _print(bench.table(_measured(bench.run(clients, rounds))))
 
 
+def ranks(
+    dataset: Annotated[str, typer.Option(help="The data set: 100 clients, a fifth take part.")] = "mnist",
+    rounds: Annotated[int, typer.Option(min=1, help="The number of rounds.")] = 8,
+) -> None:
+    """A round in one process against the same over two ranks: CPU time of rank 0, and wall time."""
+    with answered():
+        from ternfed.bench import ranks as bench
+
+        _print(bench.table(_measured(bench.run(dataset, rounds))))
+
+
 def server_memory() -> None:
     """What a server holds in a round, by the number of clients: 100 to 100,000."""
     with answered():
@@ -330,5 +341,6 @@ def _print(text: str) -> None:
 
 VERBS: tuple[Callable[..., None], ...] = (
     step, wire, rounds, peers, gpu, edge, edge_products, theory, cmfl_threshold, flower, fuzz_wire, fuzz_files, attacks,
-    privacy, many_clients, server_memory, convolutions, big_model, speed, network_bytes, round_latency, slow_link,
+    privacy, many_clients, ranks, server_memory, convolutions, big_model, speed, network_bytes, round_latency,
+    slow_link,
 )  # fmt: skip

@@ -48,14 +48,14 @@ def main() -> None:
         print(what, (megabytes("VmHWM") - base) / model)
         FORGET.write_text("5")
 
-    encode = federation.reply
+    encode = federation.reply_each
 
-    def reply(*arguments: Any) -> bytes:
+    def reply(*arguments: Any) -> list[bytes]:
         tell("finish")
         return encode(*arguments)
 
     vars(site)["trainer"] = Trainer("plain", train)
-    federation.reply = reply
+    federation.reply_each = reply
     FORGET.write_text("5")
     with TemporaryDirectory() as place:
         client_round.work(site, Store(Path(place)), "run", client_round.RoundRequest(1), sent)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ternfed.engines.flower.certs import Certificates
-from ternfed.engines.flower.client import ClientConfig, _Work
+from ternfed.engines.flower.client import _Work
 from ternfed.engines.flower.client_round import END, ClientSetup, RoundRequest, read_experiment
 from ternfed.engines.flower.envelope import WrongRound
 from ternfed.engines.flower.memory import Kept, Store
@@ -45,7 +44,7 @@ def test_a_run_that_could_be_a_path_is_refused_before_anything_is_written(run: A
     with pytest.raises(WrongRun, match="16 hexadecimal digits are needed"):
         read_terms({**GOOD, "run": run}, ())
     state = tmp_path / "state"
-    working = _Work(ClientConfig("x:1", Certificates(tmp_path), ClientSetup(0, 2), state))
+    working = _Work(ClientSetup(0, 2), state)
     with pytest.raises(WrongRun):
         working.site_of({**GOOD, "run": run})
     assert not state.exists()
