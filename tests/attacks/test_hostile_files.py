@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import tomllib
 import tracemalloc
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from typer.main import get_command
 
@@ -157,3 +159,15 @@ def test_a_run_folder_of_somebody_else_is_reported_or_refused(good: Path, tmp_pa
     (tmp_path / "run" / "partition.json").write_text('{"classes": [["x"]]}\n')
     result = ternfed("run", "--resume", "--out", tmp_path / "run", "--set", "federation.rounds=2")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("section", ["task", "federation", "algorithm", "model", "data"])
+def test_a_configuration_with_a_number_for_a_section_is_reported_or_refused(
+    section: str, good: Path, tmp_path: Path, ternfed: Command
+) -> None:
+    shutil.copytree(good / "run", tmp_path / "run")
+    table = tomllib.loads((good / "run" / "config.toml").read_text())
+    (tmp_path / "run" / "config.toml").write_text(tomli_w.dumps({**table, section: 1.5}))
+    result = ternfed("report", tmp_path / "run", "--out", tmp_path / "report")
+    assert result.exit_code in (0, 2), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)

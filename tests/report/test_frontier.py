@@ -369,7 +369,7 @@ class TestRivals:
         best, cheapest = sheet.rows
         assert (best[4], cheapest[4]) == ("1/10", "1/100")
         assert float(best[2].split()[0]) > float(cheapest[2].split()[0])
-        assert {line[5:] for line in sheet.rows} == {("EDEN", "95.80 (1 of 3 seeds)", "1/5")}
+        assert {line[5:] for line in sheet.rows} == {("EDEN", "95.80 (1 seed)", "1/5")}
 
 
 def test_seconds_of_messages_are_those_of_their_phases(tmp_path: Path) -> None:

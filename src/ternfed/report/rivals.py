@@ -65,7 +65,7 @@ def _short(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
     nobody = f"none within {STRONG:g} points" if ran else "none has run yet"
     theirs = (nobody, NONE, NONE) if rival is None else (names[id(rival)], *_result(rival, floats))
     return [
-        (where, _own_name(names[id(point)]), own_score, accuracy_text(floats.group), share, *theirs)
+        (where, _own_name(names[id(point)]), own_score, _with_seeds(floats), share, *theirs)
         for point in ((best,) if best is cheapest else (best, cheapest))
         for own_score, share in (_result(point, floats),)
     ]
@@ -78,8 +78,13 @@ def _own_name(label: str) -> str:
 
 def _result(point: Point, floats: Point) -> tuple[str, str]:
     """Accuracy with the number of seeds where they are few, and bytes as a part of FedAvg's."""
-    few = f" ({point.score.count} of {ENOUGH} seeds)" if point.score.count < ENOUGH else ""
-    return accuracy_text(point.group) + few, f"1/{floats.total / point.total:.3g}"
+    return _with_seeds(point), f"1/{floats.total / point.total:.3g}"
+
+
+def _with_seeds(point: Point) -> str:
+    seeds = point.score.count
+    few = "" if seeds >= ENOUGH else " (1 seed)" if seeds == 1 else f" ({seeds} seeds)"
+    return accuracy_text(point.group) + few
 
 
 def strongest(contest: Contest, floats: Point) -> list[Point]:
