@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,10 @@ class Browser:
 
     def visit(self, address: str) -> None:
         _call(f"{self.session}/url", {"url": address})
+        end = time.monotonic() + 30
+        while self.run("return document.readyState") != "complete":  # the driver answers before a large page is read
+            assert time.monotonic() < end, address
+            time.sleep(0.02)
 
     def run(self, script: str) -> Any:
         """What a JavaScript function's body returns."""
