@@ -65,22 +65,19 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
         exec(compile(code, f"{page.name}, example {number}", "exec"), names)
 
 
-def test_the_algorithm_in_contributing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = examples(ROOT / "CONTRIBUTING.md")
-    (tmp_path / "page_algorithm.py").write_text(code, encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "setting"),
+    [(ROOT / "CONTRIBUTING.md", "algorithm.mu=0.3"), (DOCS / "own_algorithm.md", "algorithm.pull=0.1")],
+    ids=["contributing", "own_algorithm"],
+)
+def test_the_algorithm_of_a_page_runs(
+    page: Path, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = examples(page)
+    (tmp_path / f"page_{page.stem.lower()}.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    arguments = ["run", "--algorithm", "page_algorithm:algorithm", "--set", "algorithm.mu=0.3", "--rounds", "2"]
-    result = CliRunner().invoke(app, [*arguments, "--epochs", "1", "--json"])
-    assert result.exit_code == 0, result.output
-
-
-def test_the_algorithm_in_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = examples(DOCS / "own_algorithm.md")
-    (tmp_path / "my_algorithm.py").write_text(code, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    arguments = ["run", "--algorithm", "my_algorithm:algorithm", "--set", "algorithm.pull=0.1", "--rounds", "2"]
+    arguments = ["run", "--algorithm", f"page_{page.stem.lower()}:algorithm", "--set", setting, "--rounds", "2"]
     result = CliRunner().invoke(app, [*arguments, "--epochs", "1", "--json"])
     assert result.exit_code == 0, result.output
 

@@ -23,8 +23,8 @@ from ternfed.bench.measure import best
 from ternfed.bench.tables import markdown
 from ternfed.data.sets import from_arrays
 from ternfed.engines.simulate import federate
-from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import Ternary
+from ternfed.sweep.trial import one_thread
 from ternfed.wire import Message, ans, decode, encode, schema_of
 from ternfed.wire.held import Trits
 

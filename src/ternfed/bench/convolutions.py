@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from ternfed.bench.tables import markdown
 from ternfed.models import cnn
-from ternfed.paper.elapsed import one_thread
+from ternfed.sweep.trial import one_thread
 
 CLIENTS, BATCH = 3, 64
 

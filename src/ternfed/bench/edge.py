@@ -25,9 +25,9 @@ from ternfed.edge import Inputs, Trained, export, trained
 from ternfed.edge.graph import INPUT, float_onnx, to_onnx
 from ternfed.edge.runtime import session
 from ternfed.models import cnn, mlp, resnet18
-from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.choice import Predicate, ternary_names
 from ternfed.quantize.ternary import requantize, twn
+from ternfed.sweep.trial import one_thread
 
 BATCHES = (1, 64)
 BLOCK_SECONDS = 0.02

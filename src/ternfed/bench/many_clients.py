@@ -15,7 +15,7 @@ from ternfed.bench.tables import markdown
 from ternfed.data.sets import from_arrays
 from ternfed.data.values import DataSet
 from ternfed.engines.simulate import federate
-from ternfed.paper.elapsed import one_thread
+from ternfed.sweep.trial import one_thread
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from ternfed.bench.tables import markdown
 from ternfed.data.sets import load
 from ternfed.engines.ranks.launch import started
@@ -20,6 +18,7 @@ from ternfed.engines.ranks.team import crew_over
 from ternfed.engines.simulate import play_round
 from ternfed.experiment.experiment import Experiment
 from ternfed.round.federation import open_federation
+from ternfed.sweep.trial import one_thread
 
 SETTINGS = ("federation.participation=0.2", "training.epochs=5")
 
@@ -37,8 +36,7 @@ class Spread:
 def run(dataset: str = "mnist", rounds: int = 8) -> Iterator[Spread]:
     """FedAvg, then T-FedAvg."""
     data = load(dataset)
-    torch.set_num_threads(1)
-    with started(2, ["run"]) as link:
+    with one_thread(), started(2, ["run"]) as link:
         for name in ("fedavg", "tfedavg"):
             experiment = Experiment.from_toml("", [f"data.dataset={dataset}", *SETTINGS, f"algorithm.name={name}"])
             federation = open_federation(experiment, data)

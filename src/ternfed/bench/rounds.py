@@ -26,8 +26,8 @@ from ternfed.algorithms.algorithm import Local, Network, Training
 from ternfed.bench.tables import markdown
 from ternfed.data.values import Samples
 from ternfed.models import mlp
-from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import Quantizer, start_factors
+from ternfed.sweep.trial import one_thread
 from ternfed.training.batched import train_batched
 from ternfed.training.plain import train_one
 from ternfed.training.work import TrainingData, Work

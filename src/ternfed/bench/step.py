@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ternfed.bench.tables import markdown
 from ternfed.models import mlp, resnet18
-from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.layers import parameter_groups, ternarize_
+from ternfed.sweep.trial import one_thread
 
 BATCH = 64
 

@@ -19,7 +19,6 @@ from torch.func import functional_call
 
 from ternfed.bench.tables import markdown
 from ternfed.models import mlp
-from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import (
     TTQ,
     Quantizer,
@@ -34,6 +33,7 @@ from ternfed.quantize.ternary import (
     ternary_of,
     threshold,
 )
+from ternfed.sweep.trial import one_thread
 
 Data = tuple[Tensor, Tensor]
 Rows = defaultdict[str, list[tuple[float, ...]]]

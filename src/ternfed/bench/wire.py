@@ -20,8 +20,8 @@ from ternfed.bench.rivals import golomb_bits
 from ternfed.bench.tables import Promise, markdown
 from ternfed.bench.wire_grid import GridRow, grid_promise, grid_rows, grid_table
 from ternfed.models import resnet18
-from ternfed.paper.elapsed import one_thread
 from ternfed.quantize.ternary import Ternary
+from ternfed.sweep.trial import one_thread
 from ternfed.wire import (
     Message,
     Reference,

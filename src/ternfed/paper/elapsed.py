@@ -29,7 +29,7 @@ from ternfed.round.exchange import Broadcasts
 from ternfed.round.federation import Federation, open_federation, prepare
 from ternfed.runs.environment import environment
 from ternfed.runs.folder import RunError
-from ternfed.sweep.trial import one_thread as one_thread
+from ternfed.sweep.trial import one_thread
 
 FILE = "elapsed.json"
 
