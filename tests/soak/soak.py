@@ -18,7 +18,6 @@ import shutil
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -50,6 +49,7 @@ class Soak:
     rounds: int
     minutes: float
     pace: float
+    deadline: float
     draw: random.Random
     events: Counter[str] = field(default_factory=Counter)
     samples: list[dict[str, float]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Soak:
         self.cables = {index: Cable(self.server.address) for index in range(0, self.clients, 3)}
         self.away: dict[int, float] = {}
         self.cut: dict[int, float] = {}
-        self.options = ("--deadline", "30", "--patience", "600")
+        self.options = ("--deadline", f"{self.deadline:g}", "--patience", "600")
         crowd: Crowd | None = None
         neighbours = Neighbours(self)
         try:
@@ -266,8 +266,14 @@ class Neighbours:
 
 
 def children(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid), "-f", "superlink"], capture_output=True, text=True, check=False)
-    return [int(line) for line in found.stdout.split()]
+    """The SuperLink that a server started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"superlink" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
 
 
 def resident(pid: int) -> int:
@@ -288,12 +294,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--pace", type=float, default=8.0, help="seconds between two events, on average")
+    parser.add_argument("--deadline", type=float, default=30.0, help="seconds that a round waits for its clients")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="ternfed-soak-") as place:
         draw = random.Random(given.seed)
-        report = Soak(Path(place), given.clients, given.rounds, given.minutes, given.pace, draw).run()
+        limits = (given.clients, given.rounds, given.minutes)
+        report = Soak(Path(place), *limits, given.pace, given.deadline, draw).run()
     print(json.dumps(report, indent=2))
     sys.exit(0 if report["same bits as a calm run"] and not report["grown"] else 1)
 
