@@ -240,16 +240,21 @@ def odd(value: Any, draw: random.Random) -> Any:
     for _ in range(draw.choice([1, 1, 2, 3])):
         places = list(_places(whole))
         if not places:
-            return draw.choice(ODD)
+            return _odd(draw)
         holder, key = draw.choice(places)
         match draw.randrange(4):
             case 0 if isinstance(holder, dict):
                 del holder[key]
             case 1 if isinstance(holder, dict):
-                holder[draw.choice(["x", "\x1b[1m", "[b]", str(key) * 2])] = draw.choice(ODD)
+                holder[draw.choice(["x", "\x1b[1m", "[b]", str(key) * 2])] = _odd(draw)
             case _:
-                holder[key] = draw.choice(ODD)
+                holder[key] = _odd(draw)
     return whole
+
+
+def _odd(draw: random.Random) -> Any:
+    """One of the odd values, of its own: a list that stood in two places could come to hold itself."""
+    return copy.deepcopy(draw.choice(ODD))
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
