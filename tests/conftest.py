@@ -1,4 +1,7 @@
-"""One thread; and where the real data lie: TERNFED_DATA, or a folder `shared/data` beside the checkout."""
+"""One thread; kernels for a GPU interpreted where there is none; and where the real data lie.
+
+That is TERNFED_DATA, or a folder `shared/data` beside the checkout.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ import pytest
 
 # Before PyTorch is loaded, here and in child processes: the bits of a product depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not Path("/proc/driver/nvidia").exists():
+    # Where there is no GPU, kernels are interpreted. Triton looks when it is loaded, and PyTorch may load it early.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

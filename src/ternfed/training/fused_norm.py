@@ -1,0 +1,260 @@
+"""BatchNorm, the addition of a residual and ReLU in one pass over memory, for training on an NVIDIA GPU.
+
+PyTorch's own BatchNorm of bfloat16 with channels last keeps a few multiprocessors busy and the others waiting, and
+ReLU and residual go over the same memory again (docs/LOG.md). `fuse_norms` has a model use the kernels of
+`norm_kernels.py` instead: every `BatchNorm2d`, together with a ReLU that follows it in an `nn.Sequential`, and the two
+of a `models.Block`. Names, parameters and buffers stay as they are, and whatever the kernels are not for (an
+evaluation, float64, another layout in memory, hooks, a transform of `torch.func`) is computed by the modules as ever.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ternfed.models import Block, plain_norm_relu
+
+FUSED = True
+"""Benchmarks set it to False, to measure a model that `fuse_norms` leaves as it is."""
+
+
+class Tiling(NamedTuple):
+    """How a matrix of rows × channels is shared out among programs. By shape alone, so that runs repeat."""
+
+    parts: int = 64
+    """Of the rows, at most: each program of the second pass adds up what the first pass found in all parts."""
+    channels: int = 32
+    """Of a program, at most: 64 bytes of bfloat16."""
+    numbers: int = 8192
+    """In a tile."""
+    warps: int = 8
+    few_rows: int = 4096
+    """Up to so many rows one program does everything for `few_channels` channels: one launch instead of two."""
+    few_channels: int = 8
+    few_numbers: int = 8192
+    few_warps: int = 16
+    stages: int = 1
+    """Tiles that are on their way from memory while one is worked on."""
+
+
+TILING = Tiling()
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MOST = 2**31 - 2**20
+"""Numbers in a tensor: places are counted in 32 bits."""
+
+
+def fuse_norms(model: nn.Module) -> nn.Module:
+    """The model itself, its BatchNorms computed by fused kernels wherever they can be."""
+    if not FUSED:
+        return model
+    for module in model.modules():
+        if "forward" in vars(module):
+            continue
+        # The exact types: a subclass may compute anything.
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = _Norm
+        elif type(module) is nn.Sequential:
+            module.__class__ = _Sequence
+        elif type(module) is Block:
+            module.norm_relu = norm_relu
+    return model
+
+
+class _Norm(nn.BatchNorm2d):
+    def forward(self, batch: Tensor) -> Tensor:
+        return _fused(self, batch, None, relu=False) if _fits(self, batch, None) else super().forward(batch)
+
+
+class _Sequence(nn.Sequential):
+    """Each pair of BatchNorm and ReLU as one."""
+
+    def forward(self, batch: Any) -> Any:
+        parts = [*self, None]
+        at = 0
+        while (part := parts[at]) is not None:
+            following = parts[at + 1]
+            pair = isinstance(part, _Norm) and type(following) is nn.ReLU and not _is_watched(following)
+            if pair and isinstance(batch, Tensor) and _fits(part, batch, None):
+                batch, at = _fused(part, batch, None, relu=True), at + 2
+            else:
+                batch, at = part(batch), at + 1
+        return batch
+
+
+def norm_relu(norm: nn.Module, batch: Tensor, residual: Tensor | None = None) -> Tensor:
+    """relu(norm(batch) + residual)."""
+    if isinstance(norm, _Norm) and _fits(norm, batch, residual):
+        return _fused(norm, batch, residual, relu=True)
+    return plain_norm_relu(norm, batch, residual)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether hooks want to see what goes in and out."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
+
+
+def _fits(norm: _Norm, batch: Tensor, residual: Tensor | None) -> bool:
+    """Whether the kernels compute what the modules would; only then are they asked."""
+    own = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    return (
+        _runs_on(batch.device.type)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and norm.training
+        and norm.momentum is not None
+        and not _is_watched(norm)
+        and _is_matrix(batch)
+        and batch.numel() // batch.shape[1] > 1
+        and (residual is None or (_is_matrix(residual) and _alike(residual, batch)))
+        and all(
+            t is not None and t.dtype == torch.float32 and t.is_contiguous() and t.device == batch.device for t in own
+        )
+        and batch.shape[1] == norm.num_features
+    )
+
+
+def _is_matrix(batch: Tensor) -> bool:
+    return (
+        batch.dim() == 4
+        and batch.dtype in _DTYPES
+        and 0 < batch.numel() <= _MOST
+        and batch.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    return (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
+
+
+@cache
+def _runs_on(device: str) -> bool:
+    """Whether there is a Triton for this device."""
+    return device == "cuda" and torch.version.hip is None and find_spec("triton") is not None
+
+
+def _fused(norm: _Norm, batch: Tensor, residual: Tensor | None, *, relu: bool) -> Tensor:
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    outputs: Tensor = _NormRelu.apply(  # type: ignore[no-untyped-call]
+        batch, residual, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.momentum, norm.eps, relu
+    )
+    return outputs
+
+
+class _NormRelu(torch.autograd.Function):
+    """relu(batch norm(x) + residual), ReLU and residual as wished, with its first derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        eps: float,
+        relu: bool,
+    ) -> Tensor:
+        from ternfed.training import norm_kernels
+
+        rows, channels = _size(x)
+        y = torch.empty_like(x)
+        kept = x.new_empty(2, channels, dtype=torch.float32)
+        fixed = {"CHANNELS": channels, "RELU": relu, "RESIDUAL": residual is not None, "STAGES": TILING.stages}
+        own = (weight, bias, kept, running_mean, running_var)
+        other = x if residual is None else residual
+        with _on(x):
+            if rows <= TILING.few_rows:
+                grid, tile = _whole(rows, channels)
+                norm_kernels.normalise_whole[grid](x, other, y, *own, rows, eps, momentum, **fixed, **tile)
+            else:
+                grid, tile, per_part = _parts(rows, channels)
+                partials = x.new_empty(grid[0], 2, channels, dtype=torch.float32)
+                norm_kernels.part_moments[grid](
+                    x, partials, rows, per_part, CHANNELS=channels, STAGES=TILING.stages, **tile
+                )
+                norm_kernels.normalise_parts[grid](
+                    x, other, y, partials, *own, rows, per_part, grid[0], eps, momentum, PARTS=TILING.parts,
+                    **fixed, **tile,
+                )  # fmt: skip
+        ctx.save_for_backward(x, y if relu and residual is not None else None, weight, bias, kept)
+        ctx.relu, ctx.residual = relu, residual is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        from ternfed.training import norm_kernels
+
+        x, y, weight, bias, kept = ctx.saved_tensors
+        rows, channels = _size(x)
+        slope = slope.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        out = torch.empty_like(x)
+        cuts = ctx.relu and ctx.residual
+        # Behind a residual, the slope that ReLU let through is an outcome too; otherwise it is made again from x.
+        cut = torch.empty_like(x) if cuts else slope
+        of_parameters = torch.empty_like(kept)
+        fixed = {"CHANNELS": channels, "STAGES": TILING.stages}
+        own = (weight, bias, kept)
+        before = y if cuts else x
+        with _on(x):
+            if rows <= TILING.few_rows:
+                grid, tile = _whole(rows, channels)
+                norm_kernels.input_slopes_whole[grid](
+                    slope, x, before, cut, out, *own, of_parameters, rows, RELU=ctx.relu, RESIDUAL=ctx.residual,
+                    **fixed, **tile,
+                )  # fmt: skip
+            else:
+                grid, tile, per_part = _parts(rows, channels)
+                partials = x.new_empty(grid[0], 2, channels, dtype=torch.float32)
+                norm_kernels.part_slopes[grid](
+                    slope, x, before, cut, partials, *own, rows, per_part, RELU=ctx.relu, RESIDUAL=ctx.residual,
+                    **fixed, **tile,
+                )  # fmt: skip
+                norm_kernels.input_slopes_parts[grid](
+                    cut, x, out, partials, *own, of_parameters, rows, per_part, grid[0], PARTS=TILING.parts,
+                    RELU=ctx.relu and not ctx.residual, **fixed, **tile,
+                )  # fmt: skip
+        return out, cut if ctx.residual else None, of_parameters[0], of_parameters[1], None, None, None, None, None
+
+
+def _size(x: Tensor) -> tuple[int, int]:
+    return x.numel() // x.shape[1], x.shape[1]
+
+
+def _on(x: Tensor) -> Any:
+    """Triton launches on the current device."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+def _whole(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Programs, and their tiles, where each takes all rows."""
+    wide = min(TILING.few_channels, _power(channels))
+    high = TILING.few_numbers // wide
+    return (1, -(-channels // wide)), {"BLOCK_R": high, "BLOCK_C": wide, "num_warps": TILING.few_warps}
+
+
+def _parts(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int], int]:
+    """Programs, their tiles, and the rows of each."""
+    wide = min(TILING.channels, _power(channels))
+    high = TILING.numbers // wide
+    per_part = -(-rows // (TILING.parts * high)) * high
+    return (
+        (-(-rows // per_part), -(-channels // wide)),
+        {"BLOCK_R": high, "BLOCK_C": wide, "num_warps": TILING.warps},
+        per_part,
+    )

@@ -1,0 +1,241 @@
+"""BatchNorm, residual and ReLU in fused kernels give what PyTorch's own operations give, and only where they are for it.
+
+With a GPU the kernels run there; without one, Triton's interpreter runs them on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from ternfed.models import cnn, resnet18
+from ternfed.training import fused_norm
+from ternfed.training.fused_norm import Tiling, fuse_norms, norm_relu
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = Tiling(parts=4, channels=8, numbers=64, warps=4, few_rows=16, few_channels=4, few_numbers=32, few_warps=4)
+"""Tiles so small that a few numbers need several of them."""
+
+
+@pytest.fixture
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed; it comes with PyTorch for NVIDIA GPUs")
+    if DEVICE == "cpu":
+        from triton.runtime import interpreter
+
+        patch = interpreter._patch_lang_tensor
+
+        def with_indices(tensor: Any, scope: Any) -> None:
+            # Triton 3.6 asks for int() of an array of one number, which NumPy 2.4 no longer gives.
+            patch(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+        monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_indices)
+        monkeypatch.setattr(fused_norm, "_runs_on", lambda device: True)
+
+
+class Case(NamedTuple):
+    shape: tuple[int, int, int, int]
+    tiling: Tiling = SMALL
+    dtype: torch.dtype = torch.float32
+    mean: float = 0.5
+    spread: float = 2.0
+
+    def random(self, seed: int) -> Tensor:
+        source = torch.Generator().manual_seed(seed)
+        return torch.randn(self.shape, generator=source).to(memory_format=torch.channels_last)
+
+    def inputs(self) -> Tensor:
+        return (self.mean + self.spread * self.random(0)).to(DEVICE, self.dtype)
+
+
+CASES = {
+    "several tiles in each part": Case((5, 8, 6, 7)),
+    "rows and channels that fill no tile": Case((3, 11, 5, 3)),
+    "more channels than one program takes": Case((2, 20, 5, 5)),
+    "so few rows that one program takes them": Case((2, 6, 2, 3)),
+    "one image": Case((1, 3, 9, 9)),
+    "one pixel": Case((7, 5, 1, 1)),
+    "one channel": Case((4, 1, 5, 5)),
+    "the tiles of a GPU, few rows": Case((2, 16, 8, 8), Tiling()),
+    "the tiles of a GPU, many rows": Case((5, 40, 30, 30), Tiling()),
+    "tiles on their way while one is worked on": Case((5, 8, 6, 7), SMALL._replace(stages=3)),
+    "bfloat16": Case((5, 8, 6, 7), dtype=torch.bfloat16),
+    "float16": Case((5, 8, 6, 7), dtype=torch.float16),
+    "a large mean and a small variance": Case((5, 8, 6, 7), mean=1000.0, spread=0.1),
+    "a large mean and a small variance, few rows": Case((2, 6, 2, 3), mean=1000.0, spread=0.1),
+}
+
+
+def norm_of(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.3)
+    source = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor.copy_(0.5 + torch.rand(channels, generator=source))
+        norm.bias.sub_(1.0)
+    return norm.to(DEVICE)
+
+
+def outcome(
+    call: Callable[[nn.BatchNorm2d, Tensor, Tensor | None], Tensor], case: Case, residual: bool, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Outputs, all slopes and the buffers afterwards, in float64."""
+    norm = fuse_norms(norm_of(case.shape[1])).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    inputs = case.inputs().to(dtype).requires_grad_()
+    other = case.random(1).to(DEVICE, case.dtype).to(dtype).requires_grad_() if residual else None
+    outputs = call(norm, inputs, other)
+    outputs.backward(case.random(2).to(DEVICE, case.dtype).to(dtype))
+    found = {"outputs": outputs, "inputs": inputs.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
+    if other is not None:
+        found["residual"] = other.grad
+    return {name: tensor.detach().to("cpu", torch.float64) for name, tensor in (found | dict(norm.named_buffers())).items()}
+
+
+def compare(call: Callable[[nn.BatchNorm2d, Tensor, Tensor | None], Tensor], case: Case, residual: bool) -> None:
+    """Against PyTorch in float64 on the same numbers; rounding to 16 bits once is allowed."""
+    found, wanted = (outcome(call, case, residual, dtype) for dtype in (case.dtype, torch.float64))
+    # x - mean has so many units in the last place of the mean.
+    rounding = torch.finfo(torch.float32).eps * (1 + abs(case.mean) / case.spread)
+    for name, tensor in wanted.items():
+        own = torch.finfo(case.dtype).eps if name in ("outputs", "inputs", "residual") else 0.0
+        scale = tensor.abs().max().clamp_min(1.0).item()
+        error = ((found[name] - tensor).abs() / (tensor.abs() + scale)).max().item()
+        assert error <= own + 20 * rounding, f"{name}: {error}"
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("kind", ["norm", "norm and ReLU", "norm, residual and ReLU"])
+def test_outputs_slopes_and_statistics_are_those_of_pytorch(
+    kind: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_norm, "TILING", case.tiling)
+    fits = []
+    original = fused_norm._fits
+    monkeypatch.setattr(fused_norm, "_fits", lambda *of: fits.append(original(*of)) or fits[-1])
+    compare((lambda norm, batch, _: norm(batch)) if kind == "norm" else norm_relu, case, "residual" in kind)
+    assert fits[0], "the kernels are for this"
+    assert not any(fits[1:]), "and not for the float64 that they are compared with"
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_a_step_repeats_to_the_last_bit() -> None:
+    first, second = (outcome(norm_relu, CASES["the tiles of a GPU, many rows"], True, torch.float32) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_what_is_not_a_number_is_not_hidden() -> None:
+    norm = fuse_norms(norm_of(4))
+    inputs = Case((2, 4, 4, 4)).inputs()
+    inputs[0, 1, 2, 3] = torch.nan
+    outputs = norm_relu(norm, inputs)
+    assert outputs[:, 1].isnan().all()
+    assert not outputs[:, (0, 2, 3)].isnan().any()
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("make", [lambda: resnet18(width=4), lambda: cnn(size=8)], ids=["resnet18", "cnn"])
+def test_a_network_trains_as_without(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    plain = make().to(DEVICE).to(memory_format=torch.channels_last)
+    fused = fuse_norms(deepcopy(plain))
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    inputs = Case((3, 3, 8, 8)).inputs()
+    slopes = []
+    for model in (plain, fused):
+        model(inputs).square().sum().backward()
+        slopes.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, slope in slopes[0].items():
+        torch.testing.assert_close(slopes[1][name], slope, rtol=1e-3, atol=1e-4 * slope.abs().max().item() + 1e-6)
+    for (name, buffer), other in zip(plain.named_buffers(), fused.buffers(), strict=True):
+        torch.testing.assert_close(other, buffer, rtol=1e-4, atol=1e-5, msg=name)
+    assert_close = torch.testing.assert_close
+    assert_close(fused.eval()(inputs), plain.eval()(inputs), rtol=1e-3, atol=1e-4)
+
+
+def fails(*_: object) -> Tensor:
+    raise AssertionError("these are not for the kernels")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda norm: norm.eval(),
+        lambda norm: norm.double(),
+        lambda norm: setattr(norm, "momentum", None),
+        lambda norm: norm.register_forward_hook(lambda *_: None),
+        lambda norm: norm.register_full_backward_hook(lambda *_: None),
+    ],
+    ids=["evaluation", "float64", "a plain mean of statistics", "a hook", "a backward hook"],
+)
+def test_everything_else_is_left_to_pytorch(
+    change: Callable[[nn.Module], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_norm, "_runs_on", lambda device: True)
+    monkeypatch.setattr(fused_norm, "_fused", fails)
+    model = nn.Sequential(OrderedDict(norm=norm_of(4), relu=nn.ReLU()))
+    change(model.norm)
+    inputs = Case((2, 4, 4, 4)).inputs().to(model.norm.weight.dtype)
+    wanted = deepcopy(model)(inputs)
+    assert torch.equal(fuse_norms(model)(inputs), wanted)
+
+
+@pytest.mark.parametrize("other", [{"affine": False}, {"track_running_stats": False}], ids=str)
+def test_a_norm_without_parameters_or_statistics_is_left_to_pytorch(
+    other: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_norm, "_runs_on", lambda device: True)
+    monkeypatch.setattr(fused_norm, "_fused", fails)
+    norm, inputs = nn.BatchNorm2d(4, **other).to(DEVICE), Case((2, 4, 4, 4)).inputs()
+    assert torch.equal(fuse_norms(deepcopy(norm))(inputs), norm(inputs))
+
+
+def test_subclasses_and_another_layout_in_memory_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_norm, "_runs_on", lambda device: True)
+    monkeypatch.setattr(fused_norm, "_fused", fails)
+
+    class Own(nn.BatchNorm2d):
+        pass
+
+    inputs = Case((2, 4, 4, 4)).inputs()
+    fuse_norms(nn.Sequential(Own(4).to(DEVICE), nn.ReLU()))(inputs)
+    fuse_norms(nn.Sequential(norm_of(4), nn.ReLU()))(inputs.contiguous())
+
+
+def test_many_models_at_once_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_norm, "_runs_on", lambda device: True)
+    monkeypatch.setattr(fused_norm, "_fused", fails)
+    model = nn.Sequential(norm_of(4), nn.ReLU())
+    tensors = {name: torch.stack((tensor, tensor)) for name, tensor in model.state_dict().items()}
+    inputs = Case((2, 4, 4, 4)).inputs().expand(2, -1, -1, -1, -1)
+    both = vmap(lambda own, batch: functional_call(fuse_norms(model), own, (batch,)))(tensors, inputs)
+    torch.testing.assert_close(both[0], model(inputs[0].contiguous()))
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_a_relu_that_somebody_watches_gets_what_it_would() -> None:
+    seen: list[Tensor] = []
+    model = fuse_norms(nn.Sequential(norm_of(4), nn.ReLU()))
+    model[1].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model(Case((2, 4, 4, 4)).inputs())
+    assert seen[0].min() < 0
+
+
+def test_without_a_gpu_nothing_is_computed_otherwise() -> None:
+    if DEVICE == "cuda":
+        pytest.skip("there is a GPU here")
+    torch.manual_seed(0)
+    plain = resnet18(width=4).to(memory_format=torch.channels_last)
+    fused = fuse_norms(deepcopy(plain))
+    inputs = Case((3, 3, 8, 8)).inputs()
+    assert torch.equal(plain(inputs), fused(inputs))
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), fused.buffers(), strict=True))
