@@ -8,10 +8,13 @@ import pytest
 from ternfed.data.partitions import Classes, Iid, Natural, Unbalanced
 from ternfed.draws import participants
 from ternfed.experiment.experiment import Experiment, ExperimentError
+from ternfed.paper.reproduce import Cell
 from ternfed.paper.rows import PLACES, SHOWN, Row, choose_rows, find_rows, read_row
+from ternfed.runs.folder import RunError
 from ternfed.runs.records import is_frozen
 
 ROWS = find_rows()
+RESULTS = Path(__file__).parents[2] / "results"
 FEDERATED = ("fedavg", "cmfl", "tfedavg")
 BALANCES = range(10, 101, 10)
 
@@ -232,3 +235,15 @@ class TestWrongFiles:
 def test_a_rows_file_is_an_experiment_that_run_takes_too() -> None:
     path = PLACES[0] / "mnist-relu-nc2-cmfl.toml"
     assert Experiment.from_file(path, ["name=mnist-relu-nc2-cmfl"]) == read_row(path).experiment()
+
+
+def test_every_committed_run_is_a_run_of_its_row() -> None:
+    """Whoever changes a default or a row must run again, pin, or remove what was made with the old one."""
+    wrong = []
+    for row in ROWS.values():
+        for seed in range(row.about.seeds):
+            try:
+                Cell(row, seed, RESULTS).standing()
+            except RunError as error:
+                wrong.append(str(error))
+    assert not wrong
