@@ -35,16 +35,16 @@ from ternfed.wire import WireError
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi, Result, Strategy
+    from flwr.serverapp.strategy import FedAdam, FedAvgM, FedYogi, Result, Strategy
 except ImportError:
     need_flower()
     raise
 
 log = logging.getLogger("flwr")
 """Flower shows what is logged here in `flwr log`."""
-ADAPTIVE = (FedAdagrad, FedAdam, FedYogi)
-"""Strategies that divide by how far each weight has moved: for them what is left out now and sent later is noise twice,
-as a step there and as one back."""
+ADAPTIVE = (FedAdam, FedYogi)
+"""Strategies that divide by a moving average of how far each weight moves: for them what is left out now and sent later
+is noise twice, as a step there and as one back. FedAdagrad divides by the sum of all rounds, and does not mind."""
 MOST_KEPT = 16
 """So many older broadcasts are kept for clients that sit rounds out."""
 
@@ -69,7 +69,7 @@ class TernaryStrategy(Strategy):
         """`bits_up`: with `mode="updates"`, bits of each weight of an upload: 1, 2, 3 or 4, or 1.5 for trits.
 
         `error_feedback`: with `mode="updates"`, whether clients add what an upload left out to the next one; by default
-        they do, but not for strategies that divide by how much a weight moves (`ADAPTIVE`).
+        they do, but not around FedAdam and FedYogi (`ADAPTIVE`).
 
         `where`: with `mode="ternary"`, names or patterns of the arrays to make ternary; by default the inner ones.
 
