@@ -326,6 +326,18 @@ def flower(
         _print(bench.table(outcomes))
 
 
+def large_round(
+    weights: Annotated[int, typer.Option(min=10_000, help="Weights of the model.")] = 100_000_000,
+) -> None:
+    """Peak memory of a server and a client over one round with a large model, step by step."""
+    with answered():
+        from ternfed.bench import large_round as bench
+        from ternfed.engines.flower.adapter import need_flower
+
+        need_flower()
+        _print(bench.table(_measured(bench.measure(weights))))
+
+
 def _measured(rows: Iterable[Anything]) -> list[Anything]:
     """All rows, with a spinner while they are measured."""
     with terminal.err.status("measuring"):
@@ -352,5 +364,5 @@ def _print(text: str) -> None:
 VERBS: tuple[Callable[..., None], ...] = (
     step, wire, rounds, peers, gpu, edge, edge_products, theory, cmfl_threshold, flower, fuzz_wire, fuzz_files, attacks,
     privacy, many_clients, ranks, server_memory, convolutions, big_model, speed, network_bytes, round_latency,
-    slow_link,
+    slow_link, large_round,
 )  # fmt: skip
