@@ -113,11 +113,11 @@ def _experiment(weights: int) -> Experiment:
 
 
 def _loaded() -> DataSet:
-    """The digits, after a small model's broadcast: what is loaded and compiled once is there."""
-    experiment = _experiment(10_000)
+    """The digits, after a smaller model's broadcast: what is loaded and compiled once is there."""
+    experiment = _experiment(1_000_000)
     data = experiment.load_data()
-    small = federation.open_federation(experiment, data)
-    Broadcasts(small.algorithm, small.open().server, 1).given(None)
+    smaller = federation.open_federation(experiment, data)
+    Broadcasts(smaller.algorithm, smaller.open().server, 1).given(None)
     return data
 
 

@@ -89,12 +89,12 @@ def test_the_pace_of_a_client_is_the_time_from_its_reply_to_its_next_question(mo
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_round_needs_few_copies_of_a_large_model() -> None:
     peaks = {(step.side, step.name): step.peak for step in large_round.measure(8_000_000)}
-    assert peaks["client", "received, ready to train"] < 2.0
-    assert peaks["client", "trained, upload made"] < 3.5
+    # Two layers, so that whatever is done with one of them at a time is done with half of the model.
+    assert peaks["client", "received, ready to train"] < 2.6
     assert peaks["client", "upload encoded"] < 3.5
-    assert max(peak for (side, _), peak in peaks.items() if side == "client") < 4.0
-    assert peaks["server", "upload decoded"] < 5.0
-    assert max(peak for (side, _), peak in peaks.items() if side == "server") < 7.0
+    assert max(peak for (side, _), peak in peaks.items() if side == "client") < 4.3
+    assert peaks["server", "upload decoded"] < 4.6
+    assert max(peak for (side, _), peak in peaks.items() if side == "server") < 7.8
 
 
 def test_pieces_of_a_grid_are_the_whole_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

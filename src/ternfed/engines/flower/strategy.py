@@ -44,7 +44,7 @@ log = logging.getLogger("flwr")
 """Flower shows what is logged here in `flwr log`."""
 ADAPTIVE = (FedAdam, FedYogi)
 """Strategies that divide by a moving average of how far each weight moves: for them what is left out now and sent later
-is noise twice, as a step there and as one back. FedAdagrad divides by the sum of all rounds, and does not mind."""
+is noise twice, as a step there and as one back. FedAdagrad loses nothing by it (docs/flower.md)."""
 MOST_KEPT = 16
 """So many older broadcasts are kept for clients that sit rounds out."""
 
