@@ -4,17 +4,19 @@ import ast
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from ternfed.bench import slow_link
-from ternfed.bench.flower_apps import Case, Outcome, run, table
+from ternfed.bench.flower_apps import Case, Outcome, again, app_of, comparison, data, play, run, serve, table
 from ternfed.bench.real_flower import SAID, read_outcome, write_app
 from ternfed.bench.slow_link import LinkCost, Plan
 from ternfed.bench.tables import markdown
 from ternfed.cli.app import app
 from ternfed.data.sets import load
+from ternfed.engines.flower.adapter.in_process import in_process_grid
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.experiment.experiment import Experiment
 
@@ -94,6 +96,32 @@ def test_outcomes_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
     file.write_text("{}\n")
     with pytest.raises(ValueError, match="line 1: is no outcome of this benchmark"):
         list(run(rows, ["updates"], [0], "digits", kept=file, play=play))
+
+
+class Shuffled:
+    """A grid that answers last what was asked first."""
+
+    def __init__(self, grid: Any) -> None:
+        self.grid = grid
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.grid.get_node_ids())[::-1]
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Any]:
+        return list(self.grid.send_and_receive(messages, timeout=timeout))[::-1]
+
+
+def test_a_run_is_played_again_bit_for_bit_by_who_knows_its_node_ids() -> None:
+    case, digits, nodes = Case("FedAvg"), data("digits"), (9, 4, 7, 2, 5)
+    grid = in_process_grid(dict.fromkeys(nodes, app_of(case, "updates", 0, digits)))
+    first = serve(Shuffled(grid), case, "updates", 0, digits, rounds=1)
+    assert first.nodes == nodes
+    assert "the same bits" in comparison(again([first], "digits", rounds=1))
+    other = play(case, "updates", 0, digits, rounds=1)
+    assert other.model != first.model
+    assert "other bits" in comparison([(first, other)])
+    with pytest.raises(ValueError, match="FedAvg, none, seed 0: not all of its node ids are known"):
+        list(again([Outcome(Case("FedAvg"), "none", 0, 0.9)], "digits"))
 
 
 @pytest.mark.parametrize("mode", ["none", "updates", "ternary"])

@@ -262,3 +262,42 @@ class TestFiles:
     def test_a_grid_of_nothing_but_zeros_can_be_saved_and_read(self):
         model = {"w": grid(np.zeros(1_000_000))}
         assert same(Message(parse_tern(tern_bytes(model))[0]), Message(model))
+
+
+class TestMany:
+    """More numbers than are coded at a time: those that fit a byte are bytes on the way."""
+
+    def message(self) -> Message:
+        parts = {"a": rounded((300, 400), 2, 1, rows=True), "b": rounded((90, 300), 4, 2), "c": rounded((7,), 6, 3)}
+        return Message(parts, {})
+
+    @pytest.mark.parametrize("held", [False, True])
+    def test_their_bytes_are_those_of_wider_numbers(self, monkeypatch, held):
+        message = self.message()
+        reference = {n: dense(value) * 0.9 for n, value in message.tensors.items()} if held else None
+        data = encode(message, schema_of(message), reference=reference)
+        assert same(decode(data, schema_of(message), reference=reference), message)
+        monkeypatch.setattr("ternfed.wire.grid._fits", lambda part: False)
+        assert encode(message, schema_of(message), reference=reference) == data
+        monkeypatch.setattr(lists.Model, "fits_a_byte", False)
+        assert same(decode(data, schema_of(message), reference=reference), message)
+
+    def test_a_single_large_number_makes_all_of_them_wide(self):
+        message = self.message()
+        message.tensors["a"].codes[17, 3] = -128
+        message.tensors["b"].codes[0, 0] = 70_000
+        assert same(decode(encode(message, schema_of(message)), schema_of(message)), message)
+
+    def test_coding_them_takes_less_than_another_copy(self):
+        message = Message({"a": rounded((1000, 1000), 2, 1, rows=True), "b": rounded((1000, 1000), 3, 2)}, {})
+        schema, size = schema_of(message), 4 * 2_000_000
+        encode(message, schema)
+        tracemalloc.start()
+        try:
+            data = encode(message, schema)
+            assert tracemalloc.get_traced_memory()[1] < size
+            tracemalloc.reset_peak()
+            decode(data, schema)
+            assert tracemalloc.get_traced_memory()[1] < 2 * size
+        finally:
+            tracemalloc.stop()

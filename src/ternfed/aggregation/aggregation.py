@@ -10,7 +10,7 @@ Whatever the order of arrival, the result is the same bits. A message without te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -82,7 +82,19 @@ class Value(NamedTuple):
 
 def values_of(message: Message) -> dict[str, Value]:
     """The tensors of an upload; `NonFiniteError` or `NotSummable` names one that has no place in an average."""
-    return {name: _value(dense(value), message.largest[name], name) for name, value in message.tensors.items()}
+    return dict(each_value_of(message))
+
+
+def each_value_of(message: Message) -> Iterator[tuple[str, Value]]:
+    """The same, one tensor at a time: dense, all of a large upload are a whole model."""
+    return ((name, _value(dense(value), message.largest[name], name)) for name, value in message.tensors.items())
+
+
+def check_values(message: Message) -> None:
+    """Refuse an upload that `each_value_of` would refuse on the way; what floats it holds is not made dense."""
+    for name, value in message.tensors.items():
+        if not isinstance(value, Tensor) or value.is_floating_point():
+            _check_float(message.largest[name], name)
 
 
 def samples_of(message: Message) -> int:
@@ -110,8 +122,12 @@ def _value(tensor: Tensor, largest: float, name: str) -> Value:
     if not tensor.is_floating_point():
         low, high = (edge.item() for edge in torch.aminmax(tensor.byte() if tensor.dtype is torch.bool else tensor))
         return Value(tensor, max(-low, high))
+    _check_float(largest, name)
+    return Value(tensor, largest)
+
+
+def _check_float(largest: float, name: str) -> None:
     if not math.isfinite(largest):
         raise NonFiniteError(f"{name} holds NaN or infinity and cannot be averaged")
     if largest > LARGEST:
         raise NotSummable(f"{name} holds {largest:g}, which is beyond float32, and cannot be averaged")
-    return Value(tensor, largest)

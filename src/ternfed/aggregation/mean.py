@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ternfed.aggregation.aggregation import Aggregation, Uploads, refuse_second, samples_of, values_of
+from ternfed.aggregation.aggregation import Aggregation, Uploads, check_values, each_value_of, refuse_second, samples_of
 from ternfed.aggregation.exact import GridSum, WholeSum, sum_for
 from ternfed.wire import Message
 
@@ -35,8 +35,9 @@ def add(state: Sums, client: int, message: Message) -> None:
         state.skipped += 1
         return
     refuse_second(client, state.numbers)
-    samples, values = samples_of(message), values_of(message)
-    for name, (tensor, largest) in values.items():
+    samples = samples_of(message)
+    check_values(message)  # before any of it is added
+    for name, (tensor, largest) in each_value_of(message):
         state.tensors.setdefault(name, sum_for(tensor)).add(tensor, samples, largest)
     state.numbers[client] = samples, message.numbers
 
@@ -46,7 +47,8 @@ def finish(state: Sums) -> Uploads:
     weight = sum(samples for samples, _ in state.numbers.values())
     if not weight:
         return Uploads({}, {}, len(state.numbers), state.skipped)
-    average = {name: total.mean(weight) for name, total in state.tensors.items()}
+    # A sum is let go as soon as its mean is there: all of them are two models.
+    average = {name: state.tensors.pop(name).mean(weight) for name in list(state.tensors)}
     totals: dict[str, float] = {}
     for client in sorted(state.numbers):  # floats, whose sum depends on the order: so it is always this one
         samples, numbers = state.numbers[client]

@@ -9,7 +9,7 @@ A round, whoever carries the bytes (`round/exchange.py` walks it):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -448,6 +448,23 @@ def as_kind(weights: Weights, network: Network, kind: Kind) -> Weights:
 def dense_weights(message: Message) -> Weights:
     """The tensors of a message as a client or server computes with them: ternary made dense, floats as float32."""
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in message.weights.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class OneByOne(Mapping[str, Tensor]):
+    """The same tensors, each when it is asked for: made all at once they are a whole model more."""
+
+    message: Message
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.message.weight(name)
+        return tensor.float() if tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.message.tensors)
+
+    def __len__(self) -> int:
+        return len(self.message.tensors)
 
 
 def split(weights: Weights, network: Network) -> tuple[Weights, Weights]:

@@ -25,10 +25,10 @@ from ternfed.algorithms.algorithm import (
     Helpers,
     Local,
     Network,
+    OneByOne,
     Server,
     Training,
     Weights,
-    dense_weights,
 )
 from ternfed.algorithms.fedavg import receive
 from ternfed.algorithms.rest import FINEST, added, bits_of, changes, check_finest, rounded
@@ -93,7 +93,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if settings.bits_up is None:
             return Message({**moved}, {}), memory
         own = {name: moved[name] for name in floats}
-        changed = changes(own, dense_weights(received), up_bits, client.draw("changes"))
+        changed = changes(own, OneByOne(received), up_bits, client.draw("changes"))
         return Message({**moved, **changed}, {}), memory
 
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:

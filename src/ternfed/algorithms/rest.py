@@ -42,7 +42,7 @@ def bits_of(names: Iterable[str], network: Network, bits: int | None, buffer_bit
 
 
 def changes(
-    moved: Weights, received: Weights, bits: Mapping[str, int], source: torch.Generator | None
+    moved: Weights, received: Mapping[str, Tensor], bits: Mapping[str, int], source: torch.Generator | None
 ) -> dict[str, Grid]:
     """Client: how each tensor differs from what was received, in codes of so many bits.
 
@@ -77,12 +77,15 @@ def _rows(shapes: tuple[tuple[int, ...], ...], bits: tuple[int, ...]) -> _Rows:
 
 
 def _together(
-    moved: Weights, received: Weights, bits: Mapping[str, int], source: torch.Generator | None
+    moved: Weights, received: Mapping[str, Tensor], bits: Mapping[str, int], source: torch.Generator | None
 ) -> dict[str, Grid] | None:
     """The same for all tensors in one go, as thousands of small models want it; None where it does not apply."""
-    tensors, before = list(moved.values()), [received[name] for name in moved]
+    tensors = list(moved.values())
     sizes = [tensor.numel() for tensor in tensors]
-    if not 0 < sum(sizes) <= SMALL or 0 in sizes or any(tensor.device.type != "cpu" for tensor in tensors + before):
+    if not 0 < sum(sizes) <= SMALL or 0 in sizes:
+        return None
+    before = [received[name] for name in moved]
+    if any(tensor.device.type != "cpu" for tensor in tensors + before):
         return None
     new, old = (torch.cat([tensor.detach().reshape(-1) for tensor in part]).float() for part in (tensors, before))
     change = (new - old).numpy()

@@ -25,6 +25,7 @@ from ternfed.algorithms.algorithm import (
     Helpers,
     Local,
     Network,
+    OneByOne,
     Server,
     Strategy,
     Training,
@@ -85,7 +86,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         return way.start(parameters, buffers, received, memory, client), memory
 
     def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
-        before = dense_weights(received) if up_grid else {}
+        before = OneByOne(received)
         layers, memory = way.finish(local, before, memory, client)
         moved = network.without_counters({**local.weights, **local.buffers})
         others = {name: tensor for name, tensor in moved.items() if name not in (*layers, *rest)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -58,7 +58,7 @@ class Way:
     """Those that uploads hold on a grid."""
     start: Callable[[Weights, Weights, Message, ClientMemory, Client], Local]
     """What a client trains, from the parameters and buffers of the message it received."""
-    finish: Callable[[Local, Weights, ClientMemory, Client], tuple[dict[str, Value], ClientMemory]]
+    finish: Callable[[Local, Mapping[str, Tensor], ClientMemory, Client], tuple[dict[str, Value], ClientMemory]]
     """What it sends of the ternary layers, given the weights it received where it sends changes; what it remembers."""
     opened: Callable[[Weights], Weights]
     """The server's latent weights before the first round."""
@@ -109,7 +109,7 @@ def _trits(network: Network, training: Training, settings: Settings) -> Way:
         return Local(parameters, buffers, factors, local_quantizer.factor, scales)
 
     def finish(
-        local: Local, before: Weights, memory: ClientMemory, client: Client
+        local: Local, before: Mapping[str, Tensor], memory: ClientMemory, client: Client
     ) -> tuple[dict[str, Value], ClientMemory]:
         local_quantizer = replace(quantizer, factor=local.threshold)
         ternary = {
@@ -156,7 +156,7 @@ def _differences(network: Network, training: Training, settings: Settings) -> Wa
     rest_at = settings.settle_at_decay if others else None
 
     def finish(
-        local: Local, before: Weights, memory: ClientMemory, client: Client
+        local: Local, before: Mapping[str, Tensor], memory: ClientMemory, client: Client
     ) -> tuple[dict[str, Value], ClientMemory]:
         layers = {name: local.weights[name] for name in names}
         bits = dict.fromkeys(names, settings.difference_bits)

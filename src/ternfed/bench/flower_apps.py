@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ternfed.bench.ordered_grid import PARTITION, OrderedGrid, digest_of
 from ternfed.bench.tables import markdown
 from ternfed.data.partitions import Iid
 from ternfed.data.sets import load
@@ -77,6 +78,10 @@ class Outcome:
     down: float = 1.0
     """Bytes of all rounds, as a share of the same models in float32."""
     up: float = 1.0
+    nodes: tuple[int, ...] = ()
+    """The node id of each part of the data."""
+    model: str = ""
+    """The digest of the last model."""
 
 
 def strategies() -> dict[str, Callable[..., Any]]:
@@ -145,7 +150,7 @@ def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
         model = QuickstartNet(norm)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         start = [parameter.detach().clone() for parameter in model.parameters()]
-        own = parts[int(context.node_config["partition-id"])]
+        own = parts[int(context.node_config[PARTITION])]
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
         source = torch.Generator().manual_seed(hash((seed, int(config["server-round"]), int(own[0]))) % 2**62)
         mu, total = float(config.get("proximal-mu", 0.0)), 0.0
@@ -159,7 +164,8 @@ def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
                     loss = loss + mu / 2 * sum((now - then).square().sum() for now, then in pairs)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        metrics = MetricRecord({"num-examples": len(own), "train_loss": total / (EPOCHS * len(own))})
+        told = {"num-examples": len(own), "train_loss": total / (EPOCHS * len(own))}
+        metrics = MetricRecord({**told, PARTITION: int(context.node_config[PARTITION])})
         arrays = ArrayRecord(torch_state_dict=model.state_dict())
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
@@ -173,9 +179,17 @@ def app_of(case: Case, mode: str, seed: int, given: Data) -> Any:
     return client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
 
 
-def play(case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS) -> Outcome:
-    """One run in this process."""
-    grid = in_process_grid(dict.fromkeys(range(1, CLIENTS + 1), app_of(case, mode, seed, given)))
+def play(
+    case: Case,
+    mode: str,
+    seed: int,
+    given: Data,
+    rounds: int = ROUNDS,
+    bits_up: float = TRITS,
+    nodes: Sequence[int] = range(1, CLIENTS + 1),
+) -> Outcome:
+    """One run in this process; `nodes` are the ids of its clients."""
+    grid = in_process_grid(dict.fromkeys(nodes, app_of(case, mode, seed, given)))
     return serve(grid, case, mode, seed, given, rounds, bits_up)
 
 
@@ -205,12 +219,12 @@ def serve(
             right = (model.eval()(given.judged).argmax(1) == given.answers).double().mean().item()
         return MetricRecord({"accuracy": right})
 
-    start = ArrayRecord(torch_state_dict=model.state_dict())
-    result = made.start(grid, start, num_rounds=rounds, evaluate_fn=evaluate)
+    start, ordered = ArrayRecord(torch_state_dict=model.state_dict()), OrderedGrid(grid)
+    result = made.start(ordered, start, num_rounds=rounds, evaluate_fn=evaluate)
     accuracy = result.evaluate_metrics_serverapp[rounds]["accuracy"]
-    if mode == PLAIN:
-        return Outcome(case, mode, seed, accuracy)
-    return Outcome(case, mode, seed, accuracy, *(_share(result.train_metrics_clientapp, way) for way in ("down", "up")))
+    metrics = result.train_metrics_clientapp
+    down, up = (1.0, 1.0) if mode == PLAIN else (_share(metrics, "down"), _share(metrics, "up"))
+    return Outcome(case, mode, seed, accuracy, down, up, ordered.nodes, digest_of(result.arrays))
 
 
 def _share(metrics: Mapping[int, Any], way: str) -> float:
@@ -274,6 +288,11 @@ def run(
                 yield outcome
 
 
+def outcome_of(table: Mapping[str, Any]) -> Outcome:
+    """What `asdict` made a table of."""
+    return Outcome(**{**table, "case": Case(**table["case"]), "nodes": tuple(table.get("nodes", ()))})
+
+
 def read_outcomes(file: Path) -> dict[tuple[Case, str, int], Outcome]:
     """The outcomes in a file, by what was run; none where there is no file. ValueError where it is another file."""
     if not file.exists():
@@ -282,11 +301,31 @@ def read_outcomes(file: Path) -> dict[tuple[Case, str, int], Outcome]:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
             table = json.loads(line)
-            outcome = Outcome(**{**table, "case": Case(**table["case"])})
+            outcome = outcome_of(table)
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{file}, line {number}: is no outcome of this benchmark") from error
         found[outcome.case, outcome.mode, outcome.seed] = outcome
     return found
+
+
+def again(
+    outcomes: Iterable[Outcome], name: str = "mnist", rounds: int = ROUNDS, bits_up: float = TRITS
+) -> Iterator[tuple[Outcome, Outcome]]:
+    """Runs that were made elsewhere, each with the same run in this process: the same seed and the same node ids."""
+    for first in outcomes:
+        if len(first.nodes) != CLIENTS:
+            raise ValueError(f"{first.case.label}, {first.mode}, seed {first.seed}: not all of its node ids are known")
+        yield first, play(first.case, first.mode, first.seed, data(name), rounds, bits_up, first.nodes)
+
+
+def comparison(pairs: Iterable[tuple[Outcome, Outcome]]) -> str:
+    """As Markdown: what each run ended with, and whether both have the same model and the same bytes."""
+    rows = []
+    for first, second in pairs:
+        shares = ["1" if first.mode == PLAIN else f"1/{1 / share:.1f}" for share in (first.up, first.down)]
+        same = "the same bits" if first == second else f"other bits, {100 * second.accuracy:.2f}"
+        rows.append((first.case.label, first.mode, str(first.seed), f"{100 * first.accuracy:.2f}", *shares, same))
+    return markdown(("strategy", "mode", "seed", "accuracy", "up", "down", "in one process"), rows)
 
 
 def table(outcomes: Iterable[Outcome]) -> str:

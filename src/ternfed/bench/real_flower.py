@@ -1,4 +1,8 @@
-"""The same apps under `flwr run`: a SuperLink, five SuperNodes, a process for each message, all as it is downloaded."""
+"""The same apps under `flwr run`, all of Flower as it is downloaded: deployed, or in its simulation.
+
+Deployed, there are a SuperLink, five SuperNodes, and a process for each message. In the simulation there are a
+SuperLink and workers of Ray, which stay.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from typing import Any
 
 import tomli_w
 
-from ternfed.bench.flower_apps import CLIENTS, ROUNDS, Case, Outcome, Play
-from ternfed.bench.stock_flower import run_app, stock_flower
+from ternfed.bench.flower_apps import CLIENTS, ROUNDS, Case, Outcome, Play, outcome_of
+from ternfed.bench.stock_flower import run_app, simulated_flower, stock_flower
 from ternfed.engines.flower.errors import NetworkError
 from ternfed.quantize.rotation import TRITS
 
@@ -43,9 +47,10 @@ def main(grid, context):
 
 
 @contextmanager
-def real_flower(dataset: str, rounds: int = ROUNDS) -> Iterator[Play]:
-    """Makes runs by `flwr run` while its SuperLink and SuperNodes are there."""
-    with tempfile.TemporaryDirectory() as place, stock_flower(Path(place), CLIENTS) as environment:
+def real_flower(dataset: str, rounds: int = ROUNDS, simulated: bool = False) -> Iterator[Play]:
+    """Makes runs by `flwr run` while its SuperLink, and its SuperNodes unless they are simulated, are there."""
+    flower = simulated_flower if simulated else stock_flower
+    with tempfile.TemporaryDirectory() as place, flower(Path(place), CLIENTS) as environment:
         numbers = iter(range(1, 1 << 30))
 
         def play(case: Case, mode: str, seed: int, _: Any, bits_up: float = TRITS) -> Outcome:
@@ -70,6 +75,5 @@ def read_outcome(lines: list[str]) -> Outcome:
     """What the server of a run said in the end."""
     for line in lines:
         if SAID in line:
-            table = json.loads(line.partition(SAID)[2])
-            return Outcome(**{**table, "case": Case(**table["case"])})
+            return outcome_of(json.loads(line.partition(SAID)[2]))
     raise NetworkError("flwr run ended without an outcome: " + " | ".join(lines[-5:]))

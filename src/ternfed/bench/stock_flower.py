@@ -9,10 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from ternfed.engines.flower import adapter, processes
+from ternfed.engines.flower.errors import NetworkError
+
+INSTALL = "pip install 'ternfed[simulation]'"
 
 
 class Stock(NamedTuple):
@@ -36,33 +40,57 @@ def stock_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
 @contextmanager
 def flower_processes(place: Path, nodes: int, *options: str) -> Iterator[Stock]:
     """A SuperLink and so many SuperNodes, all of them with these options too."""
-    home = place / "flower"
-    home.mkdir(parents=True)
-    port, own = processes.free_port(), [processes.free_port() for _ in range(nodes)]
-    link = f"127.0.0.1:{port}"
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{link}"\ninsecure = true\n'
-    )
-    before = dict(os.environ)
-    os.environ.update(adapter.OFFLINE, FLWR_HOME=str(home))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    children = []
-    try:
-        command = [adapter.program("flower-superlink"), "--insecure", "--port", str(port), *options]
-        command += ["--disable-runtime-dependency-installation"]
-        children.append(processes.start(command, place / "superlink.log"))
-        _wait_for(port)
+    own = [processes.free_port() for _ in range(nodes)]
+    with _superlink(place, *options) as (link, children):
         for index, tasks in enumerate(own):
             command = [adapter.program("flower-supernode"), "--insecure", "--superlink", link, *options]
             command += ["--port", str(tasks), "--node-config", f"partition-id={index} num-partitions={nodes}"]
             children.append(processes.start(command, place / f"supernode-{index}.log"))
         yield Stock(dict(os.environ), link, [f"127.0.0.1:{tasks}" for tasks in own])
+
+
+@contextmanager
+def simulated_flower(place: Path, nodes: int) -> Iterator[dict[str, str]]:
+    """The environment in which `flwr run APP here` is Flower's simulation with so many SuperNodes; it needs Ray."""
+    need_ray()
+    control = f"127.0.0.1:{processes.free_port()}"
+    with _superlink(place, "--simulation", "--host", "127.0.0.1", "--control-api-address", control):
+        words = ["federation", "simulation-config", "@none/default", "here", "--num-supernodes", str(nodes)]
+        subprocess.run([adapter.program("flwr"), *words], check=True, capture_output=True, timeout=120)
+        yield dict(os.environ)
+
+
+@contextmanager
+def _superlink(place: Path, *options: str) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """(HOST:PORT of a SuperLink, a list of processes to end with it); the environment is theirs as long."""
+    home = place / "flower"
+    home.mkdir(parents=True)
+    port = processes.free_port()
+    link = f"127.0.0.1:{port}"
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{link}"\ninsecure = true\n'
+    )
+    before = dict(os.environ)
+    os.environ.update(adapter.OFFLINE, FLWR_HOME=str(home), OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0")
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        command = [adapter.program("flower-superlink"), "--insecure", "--port", str(port), *options]
+        command += ["--disable-runtime-dependency-installation"]
+        children.append(processes.start(command, place / "superlink.log"))
+        _wait_for(port)
+        yield link, children
     finally:
         for child in children:
             processes.stop(child, patience=3.0)
         os.environ.clear()
         os.environ.update(before)
+
+
+def need_ray() -> None:
+    """NetworkError where Flower's simulation cannot run."""
+    if find_spec("ray") is None:
+        raise NetworkError("Flower's simulation needs Ray; install the extra [simulation]: " + INSTALL)
 
 
 def _wait_for(port: int, seconds: float = 120.0) -> None:

@@ -301,6 +301,10 @@ def flower(
         bool, typer.Option("--plain", help="Only the rows with all clients and without BatchNorm.")
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10,
+    simulated: Annotated[bool, typer.Option("--simulated", help="By flwr run, in Flower's simulation.")] = False,
+    again: Annotated[
+        Path | None, typer.Option(help="A file of outcomes: play each of them in one process, and compare the models.")
+    ] = None,
 ) -> None:
     """A Flower app with and without ternfed's two lines: accuracy and bytes by strategy and mode."""
     with answered():
@@ -311,9 +315,27 @@ def flower(
         need_flower()
         rows = [case for case in bench.cases(strategies) if not plain or case == bench.Case(case.strategy)]
         chosen = bench.modes(modes)
-        with real_flower(dataset, rounds) if real else nullcontext(partial(bench.play, rounds=rounds)) as play:
+        if again is not None:
+            kept = bench.read_outcomes(again).values()
+            _print(bench.comparison(_measured(bench.again(kept, dataset, rounds, bits_up))))
+            return
+        flwr_run = real or simulated
+        here = nullcontext(partial(bench.play, rounds=rounds))
+        with real_flower(dataset, rounds, simulated) if flwr_run else here as play:
             outcomes = _measured(bench.run(rows, chosen, range(seeds), dataset, bits_up, keep, play))
         _print(bench.table(outcomes))
+
+
+def large_round(
+    weights: Annotated[int, typer.Option(min=10_000, help="Weights of the model.")] = 100_000_000,
+) -> None:
+    """Peak memory of a server and a client over one round with a large model, step by step."""
+    with answered():
+        from ternfed.bench import large_round as bench
+        from ternfed.engines.flower.adapter import need_flower
+
+        need_flower()
+        _print(bench.table(_measured(bench.measure(weights))))
 
 
 def _measured(rows: Iterable[Anything]) -> list[Anything]:
@@ -342,5 +364,5 @@ def _print(text: str) -> None:
 VERBS: tuple[Callable[..., None], ...] = (
     step, wire, rounds, peers, gpu, edge, edge_products, theory, cmfl_threshold, flower, fuzz_wire, fuzz_files, attacks,
     privacy, many_clients, ranks, server_memory, convolutions, big_model, speed, network_bytes, round_latency,
-    slow_link,
+    slow_link, large_round,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ternfed.algorithms.algorithm import Algorithm, Client, Network, dense_weights
+from ternfed.algorithms.algorithm import Algorithm, Client, Network, OneByOne
 from ternfed.round.exchange import Broadcast
 from ternfed.wire import Message, WireError, dense, trits_of
 
@@ -98,4 +98,5 @@ def _check_variance(name: str, value: Tensor, before: Tensor | None) -> None:
 
 def center_of(algorithm: Algorithm, broadcast: Broadcast) -> dict[str, Tensor]:
     """The tensors of an upload of a client that has learned nothing; of changes there is nothing to say."""
-    return {name: tensor for name, tensor in dense_weights(broadcast.message).items() if name not in algorithm.changes}
+    told = OneByOne(broadcast.message)
+    return {name: told[name] for name in told if name not in algorithm.changes}

@@ -196,7 +196,10 @@ def answer(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[b
     (trained,) = train_recovering(site.trainer, [work], site.algorithm.retries)
     order = work.order
     del work  # where it started from: the message says that too
-    return upload(site, round, broadcast, memory, order, trained)
+    broadcast.message.forget_weights()
+    message, memory = finish(site, round, broadcast, memory, order, trained)
+    del trained  # the message says how far it came
+    return reply_each(site.algorithm, [message], broadcast)[0], memory
 
 
 def conclude(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ternfed.aggregation.aggregation import Aggregation, Start, Uploads, median, refuse_second, values_of
+from ternfed.aggregation.aggregation import Aggregation, Start, Uploads, check_values, median, refuse_second
 from ternfed.algorithms.algorithm import Algorithm
 from ternfed.round.acceptance import center_of
 from ternfed.round.exchange import Broadcast
@@ -54,7 +54,7 @@ class Intake:
         refuse_second(client, self.claims)
         samples = message.numbers["samples"]
         if samples > self.registered[client]:
-            values_of(message)  # refuses what cannot be averaged
+            check_values(message)  # refuses what cannot be averaged
             self.waiting[client] = message
         else:
             self.rule.add(self.arrived, client, message)

@@ -42,6 +42,15 @@ class Message:
         """The weights themselves, made once for all who start from them; nobody may change one in place."""
         return {name: dense(value) for name, value in self.tensors.items()}
 
+    def weight(self, name: str) -> Tensor:
+        """One of them; made for the caller alone where not all have been made."""
+        made: Mapping[str, Tensor] | None = self.__dict__.get("weights")
+        return dense(self.tensors[name]) if made is None else made[name]
+
+    def forget_weights(self) -> None:
+        """Let go of what `weights` made, which of a large message is a whole model."""
+        self.__dict__.pop("weights", None)
+
     @cached_property
     def largest(self) -> Mapping[str, float]:
         """`largest` of each tensor, looked for once."""

@@ -20,8 +20,9 @@ from ternfed.wire.grid_many import fit_together, streams
 from ternfed.wire.grid_stream import needs_more, plan, read, roughly, write
 from ternfed.wire.held_grids import HeldGrids, Layout, exponents_of, exponents_shape, layout_of
 from ternfed.wire.numbers import BLOCK, Histogram, Numbers, histogram, histograms
-from ternfed.wire.planes import plane_length, read_planes, write_planes
+from ternfed.wire.planes import plane_length, read_planes, write_plane
 from ternfed.wire.schema import Kind, Slot
+from ternfed.wire.trits import Bytes
 
 PLANES, ANS = 1, 2
 
@@ -81,7 +82,7 @@ def _hold(slots: Slots, tensors: Mapping[str, Tensor], keep: bool) -> HeldGrids 
 
 def _encode(slots: Slots, values: Sequence[Grid], held: HeldGrids | None, options: Options) -> Coded:
     layout = layout_of(slots)
-    codes = _flat([value.codes for value in values])
+    codes = _flat([value.codes for value in values], narrow=True)
     exponents = _flat([value.exponents for value in values])
     _check_sizes(slots, codes, exponents)
     planes = _write_planes(codes, exponents, options.compress)
@@ -89,7 +90,8 @@ def _encode(slots: Slots, values: Sequence[Grid], held: HeldGrids | None, option
         return Coded(planes, codec=PLANES)
     found = histograms(codes, layout.sizes)
     if held is not None:
-        differences, alone = codes - held.nearest(exponents), roughly(found)
+        differences, alone = held.nearest(exponents), roughly(found)
+        np.subtract(codes, differences, out=differences)
         # What a reference saves has to pay for the eight bytes of its digest.
         if needs_more(differences, alone - 64):
             held = None
@@ -97,6 +99,7 @@ def _encode(slots: Slots, values: Sequence[Grid], held: HeldGrids | None, option
             codes, found = differences, changed
         else:
             held = None
+        del differences
     stream = write(codes, exponents, plan(found), layout)
     if len(planes) < len(stream) + (0 if held is None else 8):
         return Coded(planes, codec=PLANES)
@@ -108,13 +111,15 @@ def _decode(slots: Slots, coded: Coded, held: HeldGrids | None) -> list[Grid]:
     exponents, codes = (_read_planes if coded.codec == PLANES else read)(memoryview(coded.stream), layout)
     _check_read(exponents, codes[:0])
     if held is not None:
-        codes += held.nearest(exponents)
+        expected = held.nearest(exponents)
+        codes = np.add(codes, expected, out=expected)
     _check_read(exponents, codes)
     steps, out = exponents.astype(np.int16), []
     at = step = 0
     for slot, size, count in zip(slots, layout.sizes, layout.steps, strict=True):
         # Every tensor in memory of its own.
         own = codes if size == len(codes) else codes[at : at + size].copy()
+        own = own.astype(np.int32, copy=False)
         powers = torch.from_numpy(steps[step : step + count].copy()).reshape(exponents_shape(slot))
         out.append(Grid(torch.from_numpy(own).reshape(slot.shape), powers))
         at, step = at + size, step + count
@@ -122,6 +127,8 @@ def _decode(slots: Slots, coded: Coded, held: HeldGrids | None) -> list[Grid]:
 
 
 def _encode_each(slots: Slots, many: Sequence[Sequence[Grid]], held: HeldGrids | None, options: Options) -> list[Coded]:
+    if layout_of(slots).total > BLOCK:  # these do not fit together, and a copy of all would be some more models
+        return [_encode(slots, values, held, options) for values in many]
     codes = _flat([value.codes for values in many for value in values]).reshape(len(many), -1)
     exponents = _flat([value.exponents for values in many for value in values]).reshape(len(many), -1)
     if not options.compress or not fit_together(slots, codes, exponents):
@@ -164,9 +171,18 @@ def _check_read(exponents: Numbers, codes: Numbers) -> None:
 
 def _write_planes(codes: Numbers, exponents: Numbers, compress: bool) -> bytes:
     """A byte per exponent, then the planes of the codes; small ones of either sign have zeros above."""
-    unsigned = ((codes << 1) ^ (codes >> 31)).astype("<i4", copy=False)
     steps = (exponents - LOWEST).astype(np.uint8).tobytes()
-    return steps + write_planes(unsigned.view(np.uint8).reshape(-1, 4), compress)
+    planes = (_plane(codes, place) for place in range(4))
+    return steps + b"".join(write_plane(plane, compress) for plane in planes)
+
+
+def _plane(codes: Numbers, place: int) -> Bytes:
+    """One byte of each code, the signs in the lowest bits; made in pieces, since all four are a whole model."""
+    plane = np.empty(len(codes), np.uint8)
+    for at in range(0, len(codes), BLOCK):
+        part = codes[at : at + BLOCK].astype(np.int32, copy=False)
+        plane[at : at + BLOCK] = (((part << 1) ^ (part >> 31)) >> (8 * place)) & 0xFF
+    return plane
 
 
 def _read_planes(data: memoryview, layout: Layout) -> tuple[Numbers, Numbers]:
@@ -182,12 +198,21 @@ def _read_planes(data: memoryview, layout: Layout) -> tuple[Numbers, Numbers]:
     return exponents, ((unsigned >> 1) ^ -(unsigned & 1)).astype(np.uint32).view(np.int32)
 
 
-def _flat(tensors: Sequence[Tensor]) -> Numbers:
-    """All elements end to end, row by row."""
+def _flat(tensors: Sequence[Tensor], narrow: bool = False) -> Numbers:
+    """All elements end to end, row by row; of a large message as single bytes if told and if they fit."""
     if not tensors:
         return np.empty(0, np.int32)
     parts = [tensor.cpu().numpy().reshape(-1) for tensor in tensors]
-    return (np.concatenate(parts) if len(parts) > 1 else parts[0]).astype(np.int32, copy=False)
+    is_small = narrow and sum(map(len, parts)) > BLOCK and all(not len(part) or _fits(part) for part in parts)
+    dtype = np.int8 if is_small else np.int32
+    if len(parts) == 1:
+        return parts[0].astype(dtype, copy=False)
+    return np.concatenate(parts, dtype=dtype, casting="unsafe")
+
+
+def _fits(part: Numbers) -> bool:
+    """Whether all are within ±127, so that their sizes fit a signed byte too."""
+    return bool(part.min() >= -127 and part.max() <= 127)
 
 
 def _found(value: Grid) -> Histogram:

@@ -14,7 +14,10 @@ from ternfed.wire.ans import coder_from_bytes, coder_to_bytes
 from ternfed.wire.errors import ImpossibleCount, TrailingBytes, Truncated, WrongValue
 from ternfed.wire.groups import FINE, groups_of
 from ternfed.wire.held_grids import Layout
-from ternfed.wire.numbers import Histogram, Model, Numbers, histogram, joined, pop, push, read_model
+from ternfed.wire.numbers import BLOCK, Histogram, Model, Numbers, histogram, joined, pop, push, read_model
+
+PIECE = 1 << 20
+"""Numbers that are looked at together: temporaries of all of them would be some more models."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +38,12 @@ def needs_more(numbers: Numbers, bits: float) -> bool:
 
     A number of 2^k or more has at least k - FINE such bits.
     """
-    sizes, below, least = np.abs(numbers), 0, 2 << FINE
-    while below <= bits and (beyond := int(np.count_nonzero(sizes >= least))):
-        below += beyond
-        least <<= 1
+    below = 0
+    for at in range(0, len(numbers), PIECE):
+        sizes, least = np.abs(numbers[at : at + PIECE]), 2 << FINE
+        while below <= bits and (beyond := int(np.count_nonzero(sizes >= least))):
+            below += beyond
+            least <<= 1
     return below > bits
 
 
@@ -84,7 +89,9 @@ def read(data: memoryview, layout: Layout) -> tuple[Numbers, Numbers]:
         models.append(model)
     coder = coder_from_bytes(data[at:])
     exponents = pop(coder, total, models.pop(0)) + np.int32(base) if total else _NONE
-    lists = [pop(coder, size, model) for size, model in zip(sizes, models, strict=True)]
+    is_small = layout.total > BLOCK and all(model.fits_a_byte for model in models)
+    dtype = np.int8 if is_small else np.int32
+    lists = [pop(coder, size, model, dtype) for size, model in zip(sizes, models, strict=True)]
     if not coder.is_empty():
         raise TrailingBytes("the stream goes on after the last number")
     return exponents, lists[0] if count == 1 else _in_order(lists, members, layout)
@@ -113,7 +120,7 @@ def _lists(numbers: Numbers, planned: Plan, layout: Layout) -> list[Numbers]:
 
 def _in_order(lists: Sequence[Numbers], members: Sequence[Sequence[int]], layout: Layout) -> Numbers:
     """The inverse of `_lists`."""
-    starts, out = _starts(layout), np.empty(layout.total, np.int32)
+    starts, out = _starts(layout), np.empty(layout.total, lists[0].dtype)
     for flat, places in zip(lists, members, strict=True):
         stop = 0
         for place in places:

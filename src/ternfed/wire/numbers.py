@@ -21,6 +21,7 @@ from ternfed.wire.ans import PRECISION
 from ternfed.wire.errors import ImpossibleCount, WrongProbabilities
 
 Numbers = NDArray[np.int32]
+"""Where there are very many and all of them are small, they may be int8."""
 Counts = NDArray[np.int64]
 
 UNIT = 2.0**16
@@ -59,6 +60,11 @@ class Model(NamedTuple):
         head = len(varint.write(8 * self.low + self.fine - 1)) + len(varint.write(len(self.counts) - 1 - self.low))
         written = head + varint.length(self.counts) - len(varint.write(int(self.counts[self.low])))
         return float(weighed(self.counts.sum()) - weighed(self.counts).sum()) + below + 8 * written
+
+    @property
+    def fits_a_byte(self) -> bool:
+        """Whether all of its numbers are within ±127."""
+        return max(self.low, len(self.counts) - 1 - self.low) <= 127 and not self.is_coarse
 
     @property
     def is_coarse(self) -> bool:
@@ -161,7 +167,7 @@ def histogram(lists: Sequence[Numbers]) -> Histogram:
     counts = np.zeros(high - low + 1, np.int64)
     at_once = max(BLOCK, 4 * len(counts))  # numpy counts with eight bytes a number: not for all of them at a time
     for at in range(0, len(flat), at_once):
-        counts += np.bincount(flat[at : at + at_once] - low, minlength=len(counts))
+        counts += np.bincount(flat[at : at + at_once] - np.int32(low), minlength=len(counts))
     used = np.flatnonzero(counts)
     return Histogram(used + low, counts[used])
 
@@ -241,9 +247,9 @@ def push(coder: Any, numbers: Numbers, model: Model) -> None:
         coder.encode_reverse((symbols + model.low).astype(np.int32), categorical)
 
 
-def pop(coder: Any, total: int, model: Model) -> Numbers:
-    """Take a list of so many numbers from the coder's stack."""
-    out = np.zeros(total, np.int32)
+def pop(coder: Any, total: int, model: Model, dtype: Any = np.int32) -> Numbers:
+    """Take a list of so many numbers from the coder's stack; int8 where the model fits a byte and that is asked for."""
+    out: Numbers = np.zeros(total, dtype)
     if len(model.counts) == 1:
         return out
     categorical, found = _categorical(model.counts), np.zeros(len(model.counts), np.int64)
@@ -255,7 +261,7 @@ def pop(coder: Any, total: int, model: Model) -> Numbers:
         places = coder.decode(categorical, len(part))
         found += np.bincount(places, minlength=len(found))
         if not model.is_coarse:
-            np.subtract(places, model.low, out=part)
+            np.subtract(places, model.low, out=part, casting="unsafe")
             continue
         sizes, widths = starts[places], widths_of[places]
         for width in _above_zero(widths):

@@ -105,14 +105,15 @@ DENSE: Form[Tensor, Held] = Form(
 
 def write_planes(elements: Bytes, compress: bool) -> bytes:
     """The planes of elements of shape (elements, bytes): each the length of its frame (0: raw), then the bytes."""
-    out = []
-    for plane in elements.T:
-        raw = np.ascontiguousarray(plane)
-        packed = b""
-        if compress and len(raw):
-            packed = frame(raw, min_match=MIN_MATCH) if raw.any() else _zeros(len(raw))
-        out += [varint.write(len(packed)), packed] if 0 < len(packed) < len(raw) else [b"\0", raw.tobytes()]
-    return b"".join(out)
+    return b"".join(write_plane(np.ascontiguousarray(plane), compress) for plane in elements.T)
+
+
+def write_plane(raw: Bytes, compress: bool) -> bytes:
+    """One of them."""
+    packed = b""
+    if compress and len(raw):
+        packed = frame(raw, min_match=MIN_MATCH) if raw.any() else _zeros(len(raw))
+    return varint.write(len(packed)) + packed if 0 < len(packed) < len(raw) else b"\0" + raw.tobytes()
 
 
 def plane_length(raw: Bytes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the extra [data]")
 
-from harness import replay, same_bits, small
+from harness import replay, same_bits, small, wait
 
 from ternfed.bench.stock_flower import Stock, flower_processes
 from ternfed.cli import app
@@ -26,6 +27,7 @@ from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.link import Link, Place, attach_link
 from ternfed.runs.records import read_rounds
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"
 PATIENCE = 300.0
 TASKS = ("--isolation", "process")
 
@@ -56,6 +58,32 @@ def test_two_clients_and_a_server_attach_and_play_the_simulators_rounds(tmp_path
         shown = flwr(stock, "log", number_of(runs), "here", "--show")
         assert "clients are there: 0, 1" in shown
         assert "round 2: accuracy" in shown
+
+
+@pytest.mark.slow
+def test_somebody_elses_run_goes_on_beside_ours_in_flowers_own_programs(tmp_path: Path) -> None:
+    """Its tasks are older than ours and come first; with --others they go to the programs that Flower has for them."""
+    experiment = small(2, 2)
+    file, out, theirs = tmp_path / "experiment.toml", tmp_path / "out", tmp_path / "updates"
+    file.write_text(experiment.to_toml(), encoding="utf-8")
+    shutil.copytree(EXAMPLES / "updates", theirs, ignore=shutil.ignore_patterns("__pycache__"))
+    with flower_processes(tmp_path, 2, *TASKS) as stock, ExitStack() as stack:
+        assert "started run" in flwr(stock, "run", str(theirs), "here", "-c", "num-server-rounds=1")
+        for index, address in enumerate(stock.supernodes):
+            own = ("--insecure", "--data-partition", f"{index}/2", "--state", str(tmp_path / str(index)))
+            more = ("--others", "--stay")
+            ternfed(stack, tmp_path / f"client-{index}.log", stock, "client", "--supernode", address, *own, *more)
+        words = ("server", str(file), "--superlink", stock.superlink, "--insecure", "--others", "--out", str(out))
+        server = ternfed(stack, tmp_path / "server.log", stock, *words)
+        assert server.wait(PATIENCE) == 0, (tmp_path / "server.log").read_text()
+        assert same_bits(load_file(out / "last.safetensors"), replay(experiment, read_rounds(out / "rounds.jsonl")[0]))
+        ended = "finished:completed"
+        wait(lambda: flwr(stock, "list", "--format", "json").count(ended) == 2, PATIENCE, "the end of both runs")
+        runs = flwr(stock, "list", "--format", "json")
+        said = [flwr(stock, "log", run, "here", "--show") for run in set(re.findall(r'"run-id": "?(\d+)', runs))]
+    assert sum("ternfed-share-of-float32-up" in lines for lines in said) == 1  # theirs: an app with the two lines
+    assert sum("round 2: accuracy" in lines for lines in said) == 1  # ours
+    assert all((tmp_path / str(index) / "others.log").stat().st_size for index in range(2))
 
 
 def flwr(stock: Stock, *words: str) -> str:

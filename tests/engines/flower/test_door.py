@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import stat
@@ -132,6 +133,18 @@ def test_a_key_of_nobody_and_a_signature_by_another_key_are_refused_before_the_b
     assert opened.caller(2).call(PUSH_OBJECT, b"x" * (1 << 20)) == 401
     assert opened.caller(1).call(PULL, pull_of(0), **{name: opened.signed(0)[name]}) == 401
     assert opened.behind.arrived == []
+
+
+def test_a_caller_that_has_gone_before_its_address_was_asked_for_is_no_error(opened: Opened) -> None:
+    door, said = opened.gate._door, list[object]()
+    assert door is not None
+
+    async def unused(*event: object) -> None:
+        said.append(event)
+
+    for ends in ({"client": None, "server": ("127.0.0.1", 1)}, {"client": ("127.0.0.1", 1), "server": None}):
+        asyncio.run(door({"type": "http", **ends}, unused, unused))  # type: ignore[arg-type]
+    assert not said
 
 
 def test_a_connection_belongs_to_one_client(opened: Opened) -> None:

@@ -7,15 +7,19 @@ import logging
 import re
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the extra [data]")
 
-from ternfed.bench.stock_flower import run_app, stock_flower
+from ternfed.bench import stock_flower as stock_flower_module
+from ternfed.bench.stock_flower import run_app, simulated_flower, stock_flower
+from ternfed.cli import app as command_line
 from ternfed.engines.flower.adapter.in_process import in_process_grid
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"
@@ -59,6 +63,27 @@ def test_flwr_run_runs_an_app_as_it_is_and_it_learns(name: str, tmp_path: Path) 
     assert scores(lines), lines[-3000:]
     assert scores(lines)[-1] > BEST[name] - 0.1
     assert "ternfed-share-of-float32-up" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation needs Ray, the extra [simulation]")
+def test_every_app_runs_in_flowers_simulation_and_learns(tmp_path: Path) -> None:
+    with simulated_flower(tmp_path / "flower", 2) as environment:
+        for name, least in BEST.items():
+            app = tmp_path / name
+            shutil.copytree(EXAMPLES / name, app, ignore=shutil.ignore_patterns("__pycache__"))
+            lines = "\n".join(line for _, line in run_app(app, environment, "num-server-rounds=3", seconds=400))
+            assert scores(lines), lines[-3000:]
+            assert scores(lines)[-1] > least - 0.1
+            assert "ternfed-share-of-float32-up" in lines
+
+
+def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stock_flower_module, "find_spec", lambda name: None)
+    ended = CliRunner().invoke(command_line.app, ["bench", "flower", "--simulated", "--dataset", "digits"])
+    assert ended.exit_code == 1
+    sentence = "Flower's simulation needs Ray; install the extra [simulation]: pip install 'ternfed[simulation]'"
+    assert sentence in " ".join(ended.output.split())
 
 
 def test_the_two_lines_are_all_that_an_app_needs() -> None:

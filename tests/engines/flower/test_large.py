@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +14,11 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the ex
 
 from harness import open_digits, small
 
-from ternfed.engines.flower import server
+from ternfed.bench import large_round
+from ternfed.engines.flower import local, server
 from ternfed.engines.flower.door import Caller
 from ternfed.round import exchange
 from ternfed.round.federation import answer, let_go
-
-HERE = Path(__file__).parent
 
 
 class Nobody:
@@ -71,6 +68,12 @@ def test_the_grace_follows_the_number_of_clients_and_their_pace_unless_it_is_giv
     assert server.Terms(grace=1.0).grace_for(50, 20.0) == 1.0
 
 
+def test_clients_of_a_local_try_start_as_fast_as_the_cores_allow() -> None:
+    assert [local.wait_of(index, cores=2) for index in (0, 7, 8)] == [0.0, 0.0, 0.0]
+    assert local.wait_of(49, cores=2) == 1.5 * 41
+    assert local.wait_of(49, cores=16) == 0.0
+
+
 def test_the_pace_of_a_client_is_the_time_from_its_reply_to_its_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("ternfed.engines.flower.door.time.monotonic", lambda: clock[0])
@@ -84,12 +87,14 @@ def test_the_pace_of_a_client_is_the_time_from_its_reply_to_its_next_question(mo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_client_needs_few_copies_of_a_large_model_besides_what_its_encoder_needs() -> None:
-    done = subprocess.run([sys.executable, str(HERE / "large_client.py")], capture_output=True, text=True, check=True)
-    peaks = {name: float(share) for name, share in (line.split() for line in done.stdout.splitlines())}
-    assert peaks["receive"] < 2.0
-    assert peaks["train"] < 3.0
-    assert peaks["finish"] < 4.0
+def test_a_round_needs_few_copies_of_a_large_model() -> None:
+    peaks = {(step.side, step.name): step.peak for step in large_round.measure(8_000_000)}
+    # Two layers, so that whatever is done with one of them at a time is done with half of the model.
+    assert peaks["client", "received, ready to train"] < 2.6
+    assert peaks["client", "upload encoded"] < 3.5
+    assert max(peak for (side, _), peak in peaks.items() if side == "client") < 4.3
+    assert peaks["server", "upload decoded"] < 4.6
+    assert max(peak for (side, _), peak in peaks.items() if side == "server") < 7.8
 
 
 def test_pieces_of_a_grid_are_the_whole_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from toy import (
 )
 
 from ternfed.engines.flower.envelope import wrap
-from ternfed.engines.flower.parcel import pack, parcel_in, unpack
+from ternfed.engines.flower.parcel import Kept, pack, parcel_in, unpack
 from ternfed.engines.flower.strategy import NoReplyCounted, TernaryStrategy
 
 STRATEGIES: dict[str, Any] = {
@@ -129,6 +129,32 @@ def test_what_one_upload_leaves_out_comes_with_the_next() -> None:
         moved = strategy._model.server.memory.model["t0"].numpy() - start[name]  # type: ignore[union-attr]
         errors.append(float(np.linalg.norm(moved - wanted) / np.linalg.norm(wanted)))
     assert errors[-1] < 0.25 * errors[0]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_clients_keep_what_is_left_out_unless_the_strategy_is_adaptive(name: str) -> None:
+    start = state_of(network())
+    strategy, grid = TernaryStrategy(small(STRATEGIES[name])), grid_of(client_app(start))
+    strategy.start(grid, record(start), num_rounds=2)
+    kept = [Kept.found(context) for context in grid.contexts.values()]
+    adapts = name in ("FedAdam", "FedYogi")
+    assert [bool(each is not None and each.memory) for each in kept] == [not adapts] * CLIENTS
+    for asked in (True, False):
+        assert TernaryStrategy(small(STRATEGIES[name]), error_feedback=asked).error_feedback is asked
+
+
+def test_without_error_feedback_an_adaptive_strategy_sees_less_noise() -> None:
+    """What is left out now and sent later counts twice in its second moments, as a step there and as one back."""
+    start, excess = state_of(network()), list[float]()
+    plain = small(STRATEGIES["FedAdam"])
+    plain.start(grid_of(client_app(start, mods=[], share=0.02)), record(start), num_rounds=6)
+    for feedback in (True, False):
+        inner = small(STRATEGIES["FedAdam"])
+        strategy = TernaryStrategy(inner, error_feedback=feedback, seed=1)
+        strategy.start(grid_of(client_app(start, share=0.02)), record(start), num_rounds=6)
+        excess.append(float(inner.v_t["0.weight"].sum() / plain.v_t["0.weight"].sum()))
+    with_feedback, without = (each - 1 for each in excess)
+    assert with_feedback > 1.4 * without > 0
 
 
 def test_more_bits_lose_less() -> None:

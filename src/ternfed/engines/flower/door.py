@@ -147,8 +147,11 @@ class Door:
         self.mail.came()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        ends = scope.get("client"), scope.get("server")
+        if scope["type"] != "http" or None in ends:  # who had gone before the system was asked for its address
+            return
         connection = self.connections.of((*scope["client"][:2], scope["server"][0]))
-        if scope["type"] != "http" or connection is None:
+        if connection is None:
             return
         try:
             answer = await self._answer(scope, receive, connection)

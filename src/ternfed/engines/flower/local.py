@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -19,6 +20,11 @@ from ternfed.engines.flower.client_round import ClientSetup
 from ternfed.engines.flower.connected import ListenAddress
 from ternfed.engines.flower.processes import write_private
 from ternfed.experiment.experiment import Experiment
+
+START = 3.0
+"""Seconds of a core that a SuperNode takes to start."""
+AT_ONCE = 4
+"""So many clients per core start at once."""
 
 
 @contextmanager
@@ -38,7 +44,9 @@ def local_clients(
     files = tuple(name for name in (experiment.model.weights, experiment.data.dataset) if name)  # the user's own
     setups = [ClientSetup(index, count, modules=files, loaded=loaded) for index in range(count)]
     configs = [ClientConfig(server, listen.certificates, setup, folder / str(setup.index)) for setup in setups]
-    processes = [context.Process(target=_client, args=(config,), daemon=True) for config in configs]
+    processes = [
+        context.Process(target=_client, args=(config, wait_of(config.setup.index)), daemon=True) for config in configs
+    ]
     for process in processes:
         process.start()
     try:
@@ -54,10 +62,21 @@ def local_clients(
                 process.kill()
 
 
-def _client(config: ClientConfig) -> None:
+def wait_of(index: int, cores: int | None = None) -> float:
+    """Seconds that a client waits before it starts: the first few not at all, then as many per second as cores allow.
+
+    Where fifty SuperNodes start at once on two cores, the SuperLink has no time to answer, and they give up and start
+    again.
+    """
+    count = cores or os.cpu_count() or 1
+    return START * max(0, index - AT_ONCE * count) / count
+
+
+def _client(config: ClientConfig, wait: float = 0.0) -> None:
     config.state.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its clients
+    time.sleep(wait)
     write_private(config.state / "client.log")
     with (config.state / "client.log").open("a", encoding="utf-8", buffering=1) as log:
         os.dup2(log.fileno(), 1)

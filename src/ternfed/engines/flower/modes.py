@@ -2,7 +2,7 @@
 
 | mode      | up                                                   | down                        | in the end      |
 |-----------|------------------------------------------------------|-----------------------------|-----------------|
-| `updates` | trits of the rotated update, error feedback (EDEN)   | a few bits of each change   | any model       |
+| `updates` | trits of the rotated update (EDEN), error feedback   | a few bits of each change   | any model       |
 | `ternary` | two bits of each change, inner layers (T-FedAvg) | their trits, bits of others | a ternary model |
 
 The user's strategy takes the place of an algorithm's aggregation, and the user's loop that of its training. What the
@@ -50,8 +50,11 @@ def check_bits(bits_up: float) -> None:
         raise ValueError(f"bits_up = {bits_up}: {', '.join(map(str, BITS_UP))} is allowed ({TRITS}: trits)")
 
 
-def algorithm_for(mode: Mode, layout: Layout, bits_up: float = TRITS) -> Algorithm:
-    """The algorithm of a mode for some arrays; `bits_up` of each weight in the mode `updates`."""
+def algorithm_for(mode: Mode, layout: Layout, bits_up: float = TRITS, feedback: bool = True) -> Algorithm:
+    """The algorithm of a mode for some arrays.
+
+    In the mode `updates` an upload has `bits_up` of each weight, and with `feedback` what earlier ones left out.
+    """
     check_bits(bits_up)
     if mode is Mode.TERNARY:
         # Plain training from the received trits needs no other model than the user's.
@@ -60,7 +63,7 @@ def algorithm_for(mode: Mode, layout: Layout, bits_up: float = TRITS) -> Algorit
     updates = eden.Settings(
         bits_up=int(bits_up),
         trits=bits_up == TRITS,
-        error_feedback=True,
+        error_feedback=feedback,
         rest_bits_up=SMALL_BITS,
         bits_down=BITS_DOWN,
         first_bits=FIRST_BITS,

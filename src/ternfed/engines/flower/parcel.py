@@ -3,7 +3,7 @@
 A parcel is the length of the facts (a varint), the facts as JSON, compressed where they are long, and the message:
 
     down  run, at (the number of the broadcast), given (that of the one to hold; null: none), mode, bits (of an upload),
-          layout (if none is held)
+          feedback (false where uploads have none), layout (if none is held)
     up    run, at, seed; or run, at, lost: the client does not hold what the broadcast was coded given
 """
 
@@ -25,6 +25,7 @@ from ternfed.wire import Truncated, WireError, WrongValue, varint
 STATE = "ternfed"
 """The record of a client's context in which all of this lies."""
 _LONG = 200
+_FACTS = ("run", "at", "mode", "bits", "feedback", "layout")
 
 
 def pack(facts: dict[str, Any], message: bytes = b"") -> bytes:
@@ -78,6 +79,8 @@ class Kept:
     mode: str
     bits: float
     """Of each weight of an upload."""
+    feedback: bool
+    """Whether an upload has what earlier ones left out."""
     layout: str
     held: bytes
     """That broadcast."""
@@ -88,7 +91,7 @@ class Kept:
         """Into the context's state, as one record."""
         from flwr.app import Array, ArrayRecord
 
-        facts = {"run": self.run, "at": self.at, "mode": self.mode, "bits": self.bits, "layout": self.layout}
+        facts = {name: getattr(self, name) for name in _FACTS}
         # Half of the bits are enough for what is left over, and Flower copies all of it after each message.
         small = {n: t.bfloat16() if t.is_floating_point() else t for n, t in self.memory.items()}
         parts = {"facts": json.dumps(facts).encode(), "held": self.held, "memory": save(small)}
@@ -102,8 +105,7 @@ class Kept:
         try:
             facts = json.loads(record["facts"].data)
             memory = {n: t.float() if t.is_floating_point() else t for n, t in load(record["memory"].data).items()}
-            run, at, mode, bits, layout = (facts[name] for name in ("run", "at", "mode", "bits", "layout"))
-            return Kept(run, at, mode, bits, layout, record["held"].data, memory)
+            return Kept(**{name: facts[name] for name in _FACTS}, held=record["held"].data, memory=memory)
         except Exception:  # lost or damaged: the server sends all of it again
             return None
 

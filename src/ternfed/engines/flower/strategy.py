@@ -35,13 +35,16 @@ from ternfed.wire import WireError
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import FedAvgM, Result, Strategy
+    from flwr.serverapp.strategy import FedAdam, FedAvgM, FedYogi, Result, Strategy
 except ImportError:
     need_flower()
     raise
 
 log = logging.getLogger("flwr")
 """Flower shows what is logged here in `flwr log`."""
+ADAPTIVE = (FedAdam, FedYogi)
+"""Strategies that divide by a moving average of how far each weight moves: for them what is left out now and sent later
+is noise twice, as a step there and as one back. FedAdagrad loses nothing by it (docs/flower.md)."""
 MOST_KEPT = 16
 """So many older broadcasts are kept for clients that sit rounds out."""
 
@@ -59,10 +62,14 @@ class TernaryStrategy(Strategy):
         mode: str = Mode.UPDATES,
         *,
         bits_up: float = TRITS,
+        error_feedback: bool | None = None,
         where: Choice | None = None,
         seed: int | None = None,
     ) -> None:
         """`bits_up`: with `mode="updates"`, bits of each weight of an upload: 1, 2, 3 or 4, or 1.5 for trits.
+
+        `error_feedback`: with `mode="updates"`, whether clients add what an upload left out to the next one; by default
+        they do, but not around FedAdam and FedYogi (`ADAPTIVE`).
 
         `where`: with `mode="ternary"`, names or patterns of the arrays to make ternary; by default the inner ones.
 
@@ -78,6 +85,7 @@ class TernaryStrategy(Strategy):
         check_bits(bits_up)
         self.inner = inner
         self.bits_up = float(bits_up)
+        self.error_feedback = not isinstance(inner, ADAPTIVE) if error_feedback is None else error_feedback
         self.mode = Mode(mode)
         self.where = where
         self.dropped: list[str] = []
@@ -181,7 +189,7 @@ class TernaryStrategy(Strategy):
         state, model = arrays_of(arrays), self._model
         if model is None or not model.layout.fits(state):
             layout = self._layout(state)
-            algorithm = algorithm_for(self.mode, layout, self.bits_up)
+            algorithm = algorithm_for(self.mode, layout, self.bits_up, self.error_feedback)
             server = algorithm.open(layout.tensors(state))
             self._model = Model(layout, algorithm, server, 0 if model is None else model.at + 1)
             self._past, self._holders = {}, {}
@@ -231,6 +239,8 @@ class TernaryStrategy(Strategy):
         assert model is not None
         assert sent is not None
         facts: dict[str, Any] = {"run": self._run, "at": model.at, "mode": self.mode.value, "bits": self.bits_up}
+        if not self.error_feedback:
+            facts["feedback"] = False
         holds = None if whole else self._holders.get(node)
         if holds == model.at:
             data = pack({**facts, "given": holds})
