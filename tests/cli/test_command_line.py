@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,24 @@ def test_options_of_run_stand_in_groups() -> None:
     shown = call("run", "--help").stdout
     for heading in ("Data and model", "Federation", "Training", "The run folder", "Watching it", "Output"):
         assert heading in shown
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+
+
+def test_every_verb_argument_and_option_says_what_it_is() -> None:
+    found = dict(commands(typer.main.get_command(app)))
+    assert len(found) > 15
+    assert [path for path, command in found.items() if not command.help] == []
+    silent = [
+        (*path, parameter.name) for path, command in found.items() for parameter in command.params if not parameter.help
+    ]
+    assert silent == []
+    assert "An experiment as TOML" in call("run", "--help").stdout
 
 
 class TestCompletion:

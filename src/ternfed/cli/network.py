@@ -32,6 +32,7 @@ from ternfed.cli.options import (
 )
 from ternfed.cli.progress import Shown, style_of
 from ternfed.cli.terminal import answered
+from ternfed.cli.verb import CommandLine
 
 if TYPE_CHECKING:
     from ternfed.engines.flower.link import Place
@@ -49,7 +50,7 @@ GOES_ON = "a server is resumed by --resume, a client by starting it again"
 
 def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verbs to a command line."""
-    certs = typer.Typer(
+    certs = CommandLine(
         help="Certificates of a federation: its own authority, one key pair per client.", no_args_is_help=True
     )
     certs.command("init")(certs_init)
