@@ -1,7 +1,7 @@
 """A command line whose arguments say what they are.
 
-typer before 0.21, which Flower asks for, gives an argument its help text before click does; from 8.5 on click has a help
-text of its own for arguments, none, and the words were lost.
+typer before 0.21, which Flower asks for, gives an argument its help text and then lets click make the rest. From 8.5 on
+click has a help text for arguments too: none, and the words were lost.
 """
 
 from __future__ import annotations
