@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ternfed.files import write_atomically
+from ternfed.pages.shared import templates
 from ternfed.report.comparison import comparison_figure
-from ternfed.report.page import figure_values, templates
+from ternfed.report.page import figure_values
 from ternfed.report.style import NARROW, WIDTH, drawing, finish
 from ternfed.report.tables import NONE, Sheet
 from ternfed.runs.environment import environment
@@ -80,7 +81,7 @@ def write_comparison(runs: Sequence[Overview], file: Path) -> Path:
         figures.append(figure_values(*pictures))
     own = environment()
     text = (
-        templates()
+        templates("report")
         .get_template("compare.html")
         .render(
             sheet=comparison(runs),

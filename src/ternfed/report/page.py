@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
+from ternfed.pages.shared import templates
 from ternfed.paper.groups import Collected, Group
 from ternfed.report.accuracy import accuracy_text, anchor
 from ternfed.report.chapter import Chapter
@@ -19,9 +20,6 @@ from ternfed.report.extra import needed
 from ternfed.report.labels import comparison_of, method_label, rounds_label
 from ternfed.report.style import Picture
 from ternfed.report.tables import Sheet
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 VERSIONS = {
     "system": "on", "python": "Python", "torch": "PyTorch", "numpy": "NumPy", "ternfed": "ternfed",
@@ -49,7 +47,7 @@ def page(
     for picture in pictures:
         sections.setdefault(picture.section, []).append(figure_values(picture, phone.get(picture.name)))
     return (
-        templates()
+        templates("report")
         .get_template("page.html")
         .render(
             title=title,
@@ -88,20 +86,6 @@ def page(
             groups=[_group(number, group) for number, group in enumerate(groups)],
         )
     )
-
-
-def templates() -> Environment:
-    """The templates, which escape all they get."""
-    jinja2 = needed("jinja2")
-    found: Environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ternfed.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return found
 
 
 def inline(svg: str, name: str, label: str) -> str:

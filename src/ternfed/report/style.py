@@ -202,9 +202,9 @@ def name_below(axes: Any, names: Sequence[tuple[str, str]], lines: bool = True) 
     handles = [drawn.get(each, Line2D([], [], color=each[1], linestyle=style)) for each in names]
     below = ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)  # inches: past the numbers and the axis' name
     axes.legend(
-        handles, [text for text, _ in names], loc="upper left", bbox_to_anchor=(0, 0), frameon=False,
-        bbox_transform=axes.transAxes + below, labelcolor=[colour for _, colour in names], fontsize=9.5, borderaxespad=0, labelspacing=0.3,
-        handlelength=1.8 if lines else 0, handletextpad=0.6 if lines else 0,
+        handles, [text for text, _ in names], loc="upper left", bbox_to_anchor=(0, 0), frameon=False, fontsize=9.5,
+        bbox_transform=axes.transAxes + below, labelcolor=[colour for _, colour in names], borderaxespad=0,
+        labelspacing=0.3, handlelength=1.8 if lines else 0, handletextpad=0.6 if lines else 0,
     )  # fmt: skip
     axes.figure.set_figheight(axes.figure.get_figheight() + 0.2 * len(names))
 

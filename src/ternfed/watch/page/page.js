@@ -273,10 +273,22 @@ function draw() {
 function soon() { if (!waiting) { waiting = true; requestAnimationFrame(draw); } }
 function linked(on, text) { const line = byId("link"); line.className = on ? "on" : "off"; line.textContent = text; }
 
+// A server tells everything anew to whoever comes (again), and says when it ends; what was shown last stays.
 const source = new EventSource("events");
-source.onopen = () => { linked(true, "live"); soon(); };
-source.onmessage = (event) => { take(JSON.parse(event.data)); linked(true, "live"); soon(); };
-source.onerror = () => linked(false, "no connection to ternfed watch; trying again");
+let anew = true, ended = false;
+source.onopen = () => { anew = true; ended = false; linked(true, "live"); soon(); };
+source.onmessage = (event) => {
+  if (anew) runs.clear();
+  anew = false;
+  take(JSON.parse(event.data));
+  linked(true, "live");
+  soon();
+};
+source.addEventListener("end", () => { ended = true; });
+source.onerror = () => {
+  const again = runs.size ? "; ternfed watch shows it again" : "";
+  linked(false, ended ? `this page ended with its command${again}` : "no connection to ternfed watch; trying again");
+};
 addEventListener("resize", soon);
 setInterval(() => {
   for (const run of runs.values()) {
