@@ -125,7 +125,7 @@ class TestInABrowser:
                 "2.0 kB",
                 "flips",
                 "5%",
-                "strategy",
+                "strategy by round: full colour I",
                 "time left",
                 "train",
             ):

@@ -95,7 +95,7 @@ function card(run) {
     ...run.warnings.map((text) => make("p", { class: "warning" }, `Warning: ${text}`)));
   made.style.setProperty("--own", colour(run));
   const strip = strategies(run);
-  if (strip) made.append(strip);
+  if (strip) made.append(strip, make("p", { class: "key" }, "strategy by round: full colour I, the quantized model; pale II"));
   return made;
 }
 function strategies(run) {
