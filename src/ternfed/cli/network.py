@@ -203,6 +203,7 @@ def server(
         plan = Plan(experiment, folder, listen, terms, wait_for, resume, overwrite, data)
         past = read_run(folder).rounds if resume else []
         shown = Shown(experiment.federation.rounds, experiment.name, style_of(as_json, log_json), past)
+        shown.say("starting: data, certificates, Flower's link")
         with ExitStack() as stack:
             trackers: list[Trackers] = []
 

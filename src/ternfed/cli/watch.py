@@ -32,9 +32,11 @@ def watch(
     From another machine: ssh -L 8420:127.0.0.1:8420 MACHINE, then open http://127.0.0.1:8420/ there.
     """
     with answered():
+        from ternfed.runs.several import no_such_folder
+
         for folder in runs:
             if not folder.is_dir():
-                raise ValueError(f"{folder}: there is no such folder; a run folder, or one for runs, is needed")
+                raise ValueError(no_such_folder(folder, "a run folder, or one for runs, is needed"))
         with live_page(runs, host, port):
             try:
                 while True:

@@ -13,7 +13,9 @@ def templates(room: str, folder: str = "templates") -> Environment:
     try:
         import jinja2
     except ImportError as error:
-        raise ImportError("a page needs jinja2: pip install 'ternfed[report]' or 'ternfed[watch]'") from error
+        raise ImportError(
+            "a report needs jinja2: pip install 'ternfed[report]'; the live page, 'ternfed[watch]'"
+        ) from error
     return jinja2.Environment(
         loader=jinja2.ChoiceLoader(
             [jinja2.PackageLoader(f"ternfed.{room}", folder), jinja2.PackageLoader("ternfed.pages")]
