@@ -208,7 +208,7 @@ def server(
             trackers: list[Trackers] = []
 
             def opened() -> None:  # threads may be started from now on, and the folder is there
-                stack.enter_context(watched(folder, watch, metrics))
+                stack.enter_context(watched(folder, watch, metrics, None if shown.style == "quiet" else shown.say))
                 trackers.append(stack.enter_context(tracking(track or (), folder, experiment.to_table(), past)))
 
             rounds = serve(plan, shown.say, shown.tell, opened)
