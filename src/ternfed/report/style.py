@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from ternfed.report.extra import needed
 
@@ -198,7 +198,7 @@ def name_below(axes: Any, names: Sequence[tuple[str, str]], lines: bool = True) 
     if not names:
         return
     drawn = {(str(line.get_label()), str(line.get_color())): line for line in axes.lines if lines}
-    style = "-" if lines else "none"
+    style: Literal["-", "none"] = "-" if lines else "none"
     handles = [drawn.get(each, Line2D([], [], color=each[1], linestyle=style)) for each in names]
     below = ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)  # inches: past the numbers and the axis' name
     axes.legend(

@@ -67,7 +67,7 @@ class Overview:
     def standing(self) -> str:
         """`finished, 30 rounds` or `stopped at 12 of 30`."""
         if self.state == "finished":
-            return f"finished, {len(self.rounds)} rounds"
+            return f"finished, {len(self.rounds)} round{'s' * (len(self.rounds) != 1)}"
         return f"{self.state} {'at ' if self.state == 'stopped' else ''}{len(self.rounds)} of {self.wanted}"
 
     def setting(self, key: str) -> str:

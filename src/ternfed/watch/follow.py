@@ -145,7 +145,7 @@ class Follower:
             values = _object(line)
             if isinstance(values.get("round"), int) and isinstance(values.get("seconds"), dict):
                 self._seconds[values["round"]] = values["seconds"]
-        before = len(self._rounds)
+        known = len(self._rounds)
         for line in self._new_lines("rounds.jsonl"):
             try:
                 record = Round.from_line(line)
@@ -153,7 +153,7 @@ class Follower:
                 continue
             if record.round == len(self._rounds) + 1:
                 self._rounds.append(record)
-        late = max(0, min(before, len(self._rounds) - 2 * RECENT))
+        late = max(0, min(known, len(self._rounds) - 2 * RECENT))
         for place in range(late, len(self._rounds)):  # those that are new, and a few whose timing may come later
             record = self._rounds[place]
             if not record.seconds and record.round in self._seconds:
