@@ -22,7 +22,7 @@ BANDS = (
     ("one round", "round"),
     ("who carries the bytes", "engines"),
     ("what is made of it", "edge plan sweep paper"),
-    ("how it is seen", "track watch report"),
+    ("how it is seen", "track pages watch report"),
     ("measured and called", "bench cli"),
 )
 """The rooms of the table, in its order, in groups."""
@@ -42,6 +42,7 @@ INSIDE = {
     "sweep": "trials · grids",
     "paper": "rows · numbers · reproduce",
     "track": "TensorBoard · MLflow",
+    "pages": "one head for all",
     "watch": "live page · metrics",
     "report": "tables · figures · page",
     "bench": "both sides in one run",

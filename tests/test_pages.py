@@ -3,12 +3,15 @@
 import json
 import re
 import runpy
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from ternfed.cli.app import app
@@ -94,13 +97,35 @@ def test_links_and_pictures_are_there(page: Path) -> None:
     assert not missing
 
 
-def test_commands_of_the_pages_exist() -> None:
-    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    known |= {group.name for group in app.registered_groups}
-    for page in PAGES:
-        for code in examples(page, "sh"):
-            named = re.findall(r"^(?:\S*/)?ternfed (\w+)", code, re.MULTILINE)
-            assert set(named) <= known, page.name
+def commands_in(page: Path) -> list[list[str]]:
+    """Every `ternfed …` of a page as a shell would cut it: whole lines of its blocks, and what stands in its text."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = "\n".join(re.findall(r"^```(?:sh|console|bash)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    lines = re.findall(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*/)?ternfed (.+)$", blocks, re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    lines += [" ".join(found.split()) for found in re.findall(r"(?<!`)`ternfed ([^`]+)`(?!`)", prose)]
+    return [shlex.split(re.split(r"\s[&|>;]", line)[0], comments=True) for line in lines if "…" not in line]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_are_understood_with_all_their_options(page: Path) -> None:
+    for words in commands_in(page):
+        command: Any = typer.main.get_command(app)
+        named = ["ternfed"]
+        while hasattr(command, "commands") and words and words[0] not in ("VERB", "NAME") and words[0][0] != "-":
+            assert words[0] in command.commands, (page.name, words)
+            command = command.commands[words[0]]
+            named.append(words.pop(0))
+        if not words or hasattr(command, "commands"):
+            continue  # only named
+        # N and $SEED stand for a value, $resume for an option or nothing.
+        values = ["3" if re.fullmatch(r"\$?[A-Z_]+|\$out", word) else word for word in words if word != "$resume"]
+        try:
+            command.make_context(" ".join(named), values)
+        except (click.exceptions.MissingParameter, click.exceptions.BadOptionUsage):
+            pass  # of a sentence that names one option alone
+        except click.exceptions.UsageError as error:
+            raise AssertionError((page.name, *named, *words, error.format_message())) from error
 
 
 def test_the_drawing_of_a_round_is_the_one_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

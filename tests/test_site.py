@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import runpy
 import subprocess
@@ -86,3 +87,18 @@ def test_a_page_fits_its_window_in_light_and_dark(site: Path, tab: Browser, name
         grounds.add(tab.run("return getComputedStyle(document.body).backgroundColor"))
         assert tab.console() == []
     assert len(grounds) == 2
+
+
+@pytest.mark.parametrize("chosen", ["light", "dark", "auto"])
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_drawings_and_figures_follow_the_sites_own_switch(site: Path, tab: Browser, chosen: str, system: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    dark = "dark" in (chosen, system if chosen == "auto" else "")
+    tab.resize(1280, 900)
+    tab.prefer(system)
+    for page, kind in (("index", ".svg"), ("commands", ".png")):
+        tab.open(site / f"{page}.html")
+        tab.run(f"document.body.dataset.theme = {chosen!r}")
+        shown = image.open(io.BytesIO(tab.picture_of(f'article img[src$="{kind}"]'))).convert("L").histogram()
+        assert (sum(shown[:100]) > sum(shown[100:])) == dark, page
+    tab.prefer("light")

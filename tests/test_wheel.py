@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
@@ -77,11 +83,46 @@ def test_a_fresh_environment_runs_it(built: Path, tmp_path: Path) -> None:
     assert "cifar10-resnet18-iid-tfedavg" in run(ternfed, "reproduce", "--list", "--json")
 
 
+@pytest.mark.slow
+def test_three_commands_lead_from_a_clone_to_a_live_page(tmp_path: Path) -> None:
+    """As the start page has them; only the dependencies are this environment's, so that no gigabyte is fetched."""
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    said = re.search(r"Three commands.*?```sh\n(.*?)```", page, re.DOTALL)
+    assert said is not None
+    make, install, start = said[1].strip().splitlines()
+    clone, calm = tmp_path / "clone", {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    subprocess.run(shlex.split(make), cwd=clone, env=calm, check=True)
+    place = clone / ".venv"
+    within = Path(sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)}))
+    packages = [path for path in sys.path if Path(path).name == "site-packages"]
+    (within / "dependencies.pth").write_text("\n".join(packages) + "\n", encoding="utf-8")
+    for program in Path(sys.executable).parent.glob("flower-*"):
+        (place / "bin" / program.name).symlink_to(program)
+    offline = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
+    subprocess.run([*shlex.split(install), *offline], cwd=clone, env=calm, check=True)
+    server = subprocess.Popen(shlex.split(start), cwd=clone, env=calm, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        address = next(at[1] for line in server.stderr if (at := re.search(r"live page is (http://127\S+/)", line)))
+        end, rounds = time.monotonic() + 300, 0
+        while rounds < 2:
+            assert time.monotonic() < end
+            time.sleep(1)
+            with build_opener(ProxyHandler({})).open(f"{address}state", timeout=60) as answer:
+                runs = json.loads(answer.read())["runs"]
+            rounds = len(runs[0]["rounds"]) if runs else 0
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+    assert runs[0]["live"]["clients"].keys() == {"0", "1", "2", "3", "4"}
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     import ternfed
 
     assert ternfed.__version__ == version()
     assert f"\nversion: {version()}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"## {version()}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    for page in ("docs/install.md", "docs/index.md", "docs/systemd.md"):
+    for page in ("docs/install.md", "docs/systemd.md"):
         assert f"ternfed-{version()}-py3-none-any.whl" in (ROOT / page).read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,10 @@ def named_function(name: str, makes: type | None = None) -> Callable[..., Any]:
         raise FunctionMissing(f"{module_name} cannot be imported ({reason})", reason) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        absent = f"the module {module_name} has no function {function_name}"
+        known = [name for name, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
+        near = get_close_matches(function_name, known, n=1)
+        meant = f'; did you mean "{module_name}:{near[0]}"?' if near else ""
+        absent = f"the module {module_name} has no function {function_name}{meant}"
         raise FunctionMissing(absent, absent)
     home = str(getattr(function, "__module__", None))
     if home != module_name and not home.startswith(f"{module_name}."):

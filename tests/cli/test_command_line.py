@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,24 @@ def test_options_of_run_stand_in_groups() -> None:
         assert heading in shown
 
 
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+
+
+def test_every_verb_argument_and_option_says_what_it_is() -> None:
+    found = dict(commands(typer.main.get_command(app)))
+    assert len(found) > 15
+    assert [path for path, command in found.items() if not command.help] == []
+    silent = [
+        (*path, parameter.name) for path, command in found.items() for parameter in command.params if not parameter.help
+    ]
+    assert silent == []
+    assert "An experiment as TOML" in call("run", "--help").stdout
+
+
 class TestCompletion:
     def test_knows_every_name(self) -> None:
         assert set(completion.algorithms()) == set(built_in_algorithms())
@@ -90,17 +109,47 @@ class TestCompletion:
         (["run", "--set", "task.name=regresion"], '"regression"'),
         (["run", "--set", "federation.rouns=3"], "federation.rounds"),
         (["reproduce", "mnist-iid-tfedav"], "mnist-"),
+        (["run", "--model", "ternfed.models:mpl"], '"ternfed.models:mlp"'),
+        (["run", "--track", "tensorbord"], '"tensorboard"'),
+        (["watch", "aruns"], "runs"),
+        (["compare", "rns"], "runs"),
+        (["report", "rns"], "runs"),
         (["rum"], "'run'"),
         (["run", "--algoritm", "x"], "'--algorithm'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_near_miss_is_answered_once_with_what_was_meant(arguments: list[str], meant: str) -> None:
+    Path("runs").mkdir()
     result = call(*arguments)
     assert result.exit_code == 2
     text = " ".join(result.stderr.replace("│", " ").split())
     assert text.lower().count("did you mean") == 1
     assert meant in text.lower().partition("did you mean")[2]
+
+
+def test_a_run_folder_is_no_model_and_the_way_to_one_is_said() -> None:
+    Path("mine").mkdir()
+    result = call("predict", "mine")
+    assert result.exit_code == 2
+    assert "ternfed export mine --to model.onnx" in " ".join(result.stderr.split())
+
+
+def test_a_network_of_ones_own_may_take_whatever_comes() -> None:
+    Path("takes_all.py").write_text(
+        "import torch\n"
+        "def net(classes, width=8, *more, **others):\n"
+        "    inner = torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, classes)\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU(), *inner)\n"
+    )
+    shown = call("run", *SMALL, "--model", "takes_all:net", "--out", "mine")
+    assert shown.exit_code == 0, shown.output
+
+
+def test_the_name_of_a_run_is_whole_in_its_table() -> None:
+    shown = call("run", *SMALL, "--out", "mine", "--set", "name=a-name-that-is-longer-than-the-column-for-it").stdout
+    column = "".join(line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│"))
+    assert column == "a-name-that-is-longer-than-the-column-for-it"
 
 
 class TestAnErrorInTheUsersOwnCode:

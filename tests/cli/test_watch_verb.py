@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -44,6 +45,14 @@ def test_a_run_says_where_its_page_and_its_numbers_are(tmp_path: Path, monkeypat
     assert re.search(r"Prometheus finds http://127\.0\.0\.1:\d+/metrics\n", result.stderr)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
     assert not (tmp_path / "mine/live.json").exists()
+
+
+def test_for_machines_every_line_is_json_that_of_the_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["run", *SMALL, "--out", "mine", "--watch", "--metrics", "0", "--log-json"]
+    lines = [json.loads(line) for line in CliRunner().invoke(app, given).stderr.splitlines()]
+    assert [line["event"] for line in lines][:4] == ["message", "message", "round", "round"]
+    assert "The live page is http://127.0.0.1:" in lines[0]["text"]
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], [".", "--port", "0", "--host", "256.0.0.1"]])

@@ -71,6 +71,16 @@ class Browser:
         answer = self._devtools("Page.printToPDF", {"preferCSSPageSize": True})
         return base64.b64decode(answer["data"])
 
+    def picture_of(self, selector: str) -> bytes:
+        """What an element looks like, as a PNG."""
+        left, top, width, height = self.run(
+            f"const b = document.querySelector({selector!r}).getBoundingClientRect();"
+            "return [b.left + scrollX, b.top + scrollY, b.width, b.height]"
+        )
+        clip = {"x": left, "y": top, "width": width, "height": height, "scale": 1}
+        answer = self._devtools("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+        return base64.b64decode(answer["data"])
+
     def _devtools(self, command: str, values: dict[str, Any]) -> Any:
         return _call(f"{self.session}/goog/cdp/execute", {"cmd": command, "params": values})
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ternfed.report import comparison_picture
-from ternfed.report.style import colour_of
+from ternfed.report.comparison import comparison_figure
+from ternfed.report.style import colour_of, drawing
 from ternfed.runs.records import Round
 
 pytest.importorskip("matplotlib")
@@ -52,6 +53,16 @@ def test_where_trits_travel_a_third_panel_shows_how_many_flipped(tmp_path: Path)
     assert with_trits.count(f"stroke: {colour_of('tfedavg')}") == 6
     assert with_trits.count(f"stroke: {colour_of('fedavg')}") == 2
     assert "stroke-dasharray" in with_trits
+
+
+def test_long_names_stand_below_and_take_no_room_from_the_curves() -> None:
+    runs = {"a-folder-with-a-long-name/seed-0": rounds(0.9), "another-folder-with-a-long-name/seed-0": rounds(0.8)}
+    with drawing():
+        figure = comparison_figure(runs)
+        figure.draw_without_rendering()
+    first, second = (panel.get_position().width for panel in figure.axes)
+    assert first == pytest.approx(second, rel=0.1)
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == list(runs)
 
 
 def test_a_name_that_is_no_algorithm_is_drawn_too(tmp_path: Path) -> None:

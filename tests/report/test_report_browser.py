@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,28 +53,37 @@ def test_the_browser_has_nothing_to_complain_about(opened: Browser) -> None:
     assert opened.console() == []
 
 
+SHOWN = "[...document.querySelectorAll('figure svg')].filter(s => s.getBoundingClientRect().width)"
+"""Of the drawings of a figure, the one that fits the window."""
+
+
 def test_every_figure_is_drawn_as_wide_as_the_page(opened: Browser) -> None:
     boxes = opened.run(
-        "return [...document.querySelectorAll('figure')].map(f => {const b = f.querySelector('svg')"
-        ".getBoundingClientRect(); return [f.id.slice(7), b.width, b.height]})"
+        f"return {SHOWN}.map(s => {{const b = s.getBoundingClientRect();"
+        "return [s.closest('figure').id.slice(7), b.width, b.height]})"
     )
     assert set(FIGURES) <= {name for name, _, _ in boxes}
+    assert len(boxes) == opened.run("return document.querySelectorAll('figure').length")
     for name, width, height in boxes:
         assert width > 1000, name
         assert height > 100, name
 
 
-def test_text_in_figures_can_be_read(opened: Browser) -> None:
+@pytest.mark.parametrize("width", [1280, 400])
+def test_text_in_figures_can_be_read(opened: Browser, width: int) -> None:
+    opened.resize(width, 800)
     sizes = opened.run(
-        "return [...document.querySelectorAll('figure svg text')].map(t => t.getBoundingClientRect().height)"
+        f"return {SHOWN}.flatMap(s => [...s.querySelectorAll('text')]).map(t => t.getBoundingClientRect().height)"
     )
     assert len(sizes) > 100
     assert min(size for size in sizes if size) > 8
 
 
-def test_names_at_lines_are_inside_their_figure(opened: Browser) -> None:
+@pytest.mark.parametrize("width", [1280, 400])
+def test_names_at_lines_are_inside_their_figure(opened: Browser, width: int) -> None:
+    opened.resize(width, 800)
     outside = opened.run(
-        "return [...document.querySelectorAll('figure svg')].flatMap(s => {const o = s.getBoundingClientRect();"
+        f"return {SHOWN}.flatMap(s => {{const o = s.getBoundingClientRect();"
         "return [...s.querySelectorAll('text')].filter(t => {const b = t.getBoundingClientRect();"
         "return b.right > o.right + 2 || b.left < o.left - 2}).map(t => t.textContent)})"
     )
@@ -105,11 +116,22 @@ def test_the_contents_lead_to_their_places(opened: Browser) -> None:
     assert count == opened.run("return document.querySelectorAll('nav a').length") > 10
 
 
-def test_on_a_phone_the_page_does_not_scroll_sideways_and_figures_can_be_read(opened: Browser) -> None:
+def test_on_a_phone_nothing_scrolls_sideways_and_panels_stand_below_each_other(opened: Browser) -> None:
+    panels = (
+        "return [...document.querySelectorAll('figure')].filter(f => f.id.startsWith('figure-convergence'))[0]"
+        ".querySelectorAll(KIND)[0]"
+    )
     opened.resize(400, 800)
     assert opened.run("return document.documentElement.scrollWidth") <= 400
-    assert opened.run("return document.querySelector('figure svg').getBoundingClientRect().width") >= 700
-    assert opened.run("return document.querySelector('.drawn').clientWidth") <= 400
+    assert opened.run(f"return {SHOWN}.filter(s => s.getBoundingClientRect().right > 400).length") == 0
+    wide = opened.run(panels.replace("KIND", "'.broad'") + ".dataset.curves")
+    stacked = opened.run(panels.replace("KIND", "'.narrow'") + ".dataset.curves")
+    (left, top, *_), (left_2, top_2, *_) = (panel["box"] for panel in json.loads(wide))
+    assert left_2 > left
+    assert top_2 == pytest.approx(top, abs=0.02)
+    (left, top, *_), (left_2, top_2, *_) = (panel["box"] for panel in json.loads(stacked))
+    assert left_2 == pytest.approx(left, abs=0.05)
+    assert top_2 > top + 0.2
 
 
 def test_a_click_on_a_heading_sorts_by_its_numbers_and_another_the_other_way(opened: Browser) -> None:
@@ -137,7 +159,7 @@ def test_a_table_is_also_csv(opened: Browser) -> None:
 
 def test_a_figure_tells_the_numbers_under_the_pointer(opened: Browser) -> None:
     told = opened.run(
-        "const s = document.querySelector('figure[data-curves] .sheet'), b = s.getBoundingClientRect();"
+        "const s = document.querySelector('.sheet[data-curves]'), b = s.getBoundingClientRect();"
         "const at = {clientX: b.left + b.width * .25, clientY: b.top + b.height * .5};"
         "s.dispatchEvent(new PointerEvent('pointermove', at));"
         "return s.querySelector('.tip').textContent"
@@ -158,6 +180,19 @@ def test_in_the_dark_page_and_figures_are_dark(opened: Browser) -> None:
         opened.prefer("light")
     assert page == paper
     assert int(re.findall(r"\d+", page)[0]) < 60 < 150 < int(re.findall(r"\d+", ink)[0])
+
+
+def test_in_the_dark_no_figure_is_a_white_sheet(opened: Browser) -> None:
+    """The heatmaps are pictures of their own, with colours that no style of the page reaches."""
+    image = pytest.importorskip("PIL.Image")
+    heatmaps = opened.run("return [...document.querySelectorAll('figure:has(image)')].map(f => f.id)")
+    assert len(heatmaps) > 2
+    for scheme, bright in (("light", True), ("dark", False)):
+        opened.prefer(scheme)
+        for name in heatmaps:
+            shown = image.open(io.BytesIO(opened.picture_of(f"#{name} .sheet"))).convert("L").histogram()
+            assert (sum(shown[200:]) > sum(shown[:200])) == bright, (name, scheme)
+    opened.prefer("light")
 
 
 def test_it_prints(opened: Browser) -> None:

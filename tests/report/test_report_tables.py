@@ -380,3 +380,11 @@ class TestPages:
     def test_marks_that_make_no_sense_are_refused(self, page: str, problem: str) -> None:
         with pytest.raises(ValueError, match=problem):
             into_page(page, {"iid": self.SHEET}, "page.md")
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder, rate in (("mine", "0.1"), ("yours", "0.2")):
+        known_run(tmp_path / folder, ["data.dataset=digits", "federation.rounds=2", f"training.rate={rate}"], [{}, {}])
+    sheet = accuracy.summary(collect([tmp_path], {}).groups)
+    assert sheet is not None
+    assert [row[0] for row in sheet.rows] == ["digits-tfedavg (mine)", "digits-tfedavg (yours)"]

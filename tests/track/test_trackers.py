@@ -153,7 +153,7 @@ def mlflow_server(tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while True:
             try:
                 urlopen(f"{address}/health", timeout=5).close()

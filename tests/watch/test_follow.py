@@ -122,6 +122,15 @@ class TestWhatIsNew:
         assert json.loads(json.dumps(news, allow_nan=False))["runs"][0]["rounds"][0][1] is None
 
 
+def test_who_looks_late_sees_how_long_every_round_took(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunFolder.create(path, EXPERIMENT) as folder:
+        for number in range(1, 61):
+            folder.append(record(number, seconds=2.0))
+    (seen,) = _look(Follower(path))
+    assert [sum(each.seconds.values()) for each in seen.rounds] == [2.0] * 60
+
+
 def test_the_time_left_is_that_of_the_recent_rounds_less_what_this_one_took(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with RunFolder.create(path, EXPERIMENT) as folder:

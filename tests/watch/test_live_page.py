@@ -14,8 +14,11 @@ from report_browser import Browser, browser, programs
 from test_follow import EXPERIMENT, SETTINGS, record
 
 from run_folders import known_run
+from ternfed.report.compare import write_comparison
+from ternfed.report.write import write_report
 from ternfed.runs.folder import RunFolder
 from ternfed.runs.live import LiveFile, Moment
+from ternfed.runs.overview import overviews
 
 pytest.importorskip("uvicorn")
 from ternfed.watch.server import Address, serving
@@ -41,7 +44,12 @@ class TestTheServer:
     def test_answers_with_everything_that_the_page_needs_and_no_cookie(self, place: tuple[Path, Address]) -> None:
         folder, address = place
         known_run(folder / "a", SETTINGS, [{"score": 0.25}])
-        for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+        for path, kind in (
+            ("/", "text/html"),
+            ("/page.js", "text/javascript"),
+            ("/page.css", "text/css"),
+            ("/base.css", "text/css"),
+        ):
             status, headers, body = get(address, path)
             assert (status, headers["content-type"].partition(";")[0]) == (200, kind)
             assert "set-cookie" not in headers
@@ -117,7 +125,7 @@ class TestInABrowser:
                 "2.0 kB",
                 "flips",
                 "5%",
-                "strategy",
+                "strategy by round: full colour I",
                 "time left",
                 "train",
             ):
@@ -189,11 +197,36 @@ class TestInABrowser:
         assert tab.run("return typeof window.hacked") == "undefined"
         assert tab.run("return document.querySelectorAll('main img, main script').length") == 0
 
-    def test_a_server_that_ends_is_noticed(self, tab: Browser, tmp_path: Path) -> None:
-        with serving([tmp_path]) as address:
+    def test_a_server_that_ends_says_so_and_leaves_how_the_run_ended(self, tab: Browser, tmp_path: Path) -> None:
+        with serving([tmp_path]) as address, RunFolder.create(tmp_path / "one", EXPERIMENT) as run:
             tab.visit(address.url)
-            until(lambda: text_of(tab, "#link") == "live", "the events")
-        until(lambda: "no connection" in text_of(tab, "#link"), "the end")
+            until(lambda: "starting" in text_of(tab, ".state"), "the run")
+            for number in range(1, 5):
+                run.append(record(number))
+            run.finish({})  # and the page ends at once, as with --watch
+        until(lambda: "ended with its command" in text_of(tab, "#link"), "the end")
+        assert text_of(tab, ".state") == "finished"
+        assert "round 4 of 4" in text_of(tab, "h2")
+        with serving([tmp_path / "other"], port=address.port):
+            known_run(tmp_path / "other/two", SETTINGS, [{"score": 0.5}])
+            until(lambda: "two" in text_of(tab, "h2"), "another server at the same place")
+            assert "one" not in text_of(tab, "h2")
+
+
+class TestAllPages:
+    def test_have_one_head_and_the_same_colours(self, place: tuple[Path, Address]) -> None:
+        folder, address = place
+        run = known_run(folder / "a", SETTINGS, [{"score": 0.25}, {"score": 0.5}])
+        live = get(address, "/")[2].decode()
+        compared = write_comparison(overviews([run]), folder / "compare.html").read_text()
+        reported = write_report([run], folder / "out", rows={}).page.read_text()
+        heads = [page.partition("<title>")[0] for page in (live, compared, reported)]
+        assert heads[0] == heads[1] == heads[2]
+        assert "viewport" in heads[0]
+        looks = get(address, "/base.css")[2].decode().strip()
+        assert "prefers-color-scheme: dark" in looks
+        assert looks in compared
+        assert looks in reported
 
 
 def _brightness(colour: str) -> float:

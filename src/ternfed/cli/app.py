@@ -15,8 +15,9 @@ import click.exceptions
 import typer
 
 from ternfed.cli import bench, demo, edge, network, plan, report, reproduce, run, runs, sweep, watch
+from ternfed.cli.verb import CommandLine
 
-app = typer.Typer(
+app = CommandLine(
     help="Federated learning over slow links: ternary networks, trits on the wire in both directions.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -14,6 +14,7 @@ import typer
 from ternfed.cli import terminal
 from ternfed.cli.options import DataDir, Device, check_device
 from ternfed.cli.terminal import answered
+from ternfed.cli.verb import CommandLine
 
 Anything = TypeVar("Anything")
 Repeats = Annotated[int, typer.Option("--rounds", min=3, help="Measurements of each side.")]
@@ -21,7 +22,7 @@ Repeats = Annotated[int, typer.Option("--rounds", min=3, help="Measurements of e
 
 def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verbs to a command line."""
-    bench = typer.Typer(help="Benchmarks: ratios measured side by side in one run.", no_args_is_help=True)
+    bench = CommandLine(help="Benchmarks: ratios measured side by side in one run.", no_args_is_help=True)
     for verb in VERBS:
         bench.command()(verb)
     app.add_typer(bench, name="bench", rich_help_panel=panel)

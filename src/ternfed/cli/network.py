@@ -32,6 +32,7 @@ from ternfed.cli.options import (
 )
 from ternfed.cli.progress import Shown, style_of
 from ternfed.cli.terminal import answered
+from ternfed.cli.verb import CommandLine
 
 if TYPE_CHECKING:
     from ternfed.engines.flower.link import Place
@@ -49,7 +50,7 @@ GOES_ON = "a server is resumed by --resume, a client by starting it again"
 
 def add_to(app: typer.Typer, panel: str) -> None:
     """Add the verbs to a command line."""
-    certs = typer.Typer(
+    certs = CommandLine(
         help="Certificates of a federation: its own authority, one key pair per client.", no_args_is_help=True
     )
     certs.command("init")(certs_init)
@@ -202,11 +203,12 @@ def server(
         plan = Plan(experiment, folder, listen, terms, wait_for, resume, overwrite, data)
         past = read_run(folder).rounds if resume else []
         shown = Shown(experiment.federation.rounds, experiment.name, style_of(as_json, log_json), past)
+        shown.say("starting: data, certificates, Flower's link")
         with ExitStack() as stack:
             trackers: list[Trackers] = []
 
             def opened() -> None:  # threads may be started from now on, and the folder is there
-                stack.enter_context(watched(folder, watch, metrics))
+                stack.enter_context(watched(folder, watch, metrics, None if shown.style == "quiet" else shown.say))
                 trackers.append(stack.enter_context(tracking(track or (), folder, experiment.to_table(), past)))
 
             rounds = serve(plan, shown.say, shown.tell, opened)

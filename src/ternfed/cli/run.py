@@ -158,13 +158,14 @@ def run(
         base = out or fresh_folder(experiment.name)
         how = How(data, overwrite, tuple(track or ()), style_of(as_json, log_json))
         each = [experiment.with_settings([f"seed={experiment.seed + k}"]) if k else experiment for k in range(seeds)]
+        say = None if how.style == "quiet" else Shown(0, experiment.name, how.style).say
         if jobs > 1:
             _check_jobs(flags, place is not None)
-            with watched(base, watch, metrics):
+            with watched(base, watch, metrics, say):
                 results, measure = _run_side_by_side(each, base, jobs, device, data, quiet=as_json)
         else:
             results = []
-            with watched(base, watch, metrics), gathered(workers, device, data) as team:
+            with watched(base, watch, metrics, say), gathered(workers, device, data) as team:
                 for one in each:
                     folder = base if seeds == 1 else base / f"seed-{one.seed}"
                     go_on = resume and (seeds == 1 or folder.exists())  # of several seeds, some may not have begun

@@ -47,7 +47,7 @@ def size(count: float) -> str:
 def summary_table(rows: Mapping[str, Mapping[str, Any]], measure: Measure, title: str = "") -> Table:
     """Runs side by side: their scores, bytes, and how they compare with the first."""
     table = Table(title=title or None, title_justify="left")
-    table.add_column("run")
+    table.add_column("run", overflow="fold")  # a name that is cut is none
     flips = any(row.get("flips_mean") is not None for row in rows.values())
     headings = (measure.name, "uploaded", "downloaded", "bits per weight up", *(["flips"] if flips else []), "seconds")
     for heading in headings:

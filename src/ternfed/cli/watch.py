@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,13 @@ from ternfed.cli.terminal import answered
 
 PORT = 8420
 """Where the page is unless told otherwise; another where that is taken."""
+
+
+Say = Callable[[str], None]
+
+
+def _line(text: str) -> None:
+    terminal.err.print(text, highlight=False, soft_wrap=True)
 
 
 def add_to(app: typer.Typer, panel: str) -> None:
@@ -32,9 +39,11 @@ def watch(
     From another machine: ssh -L 8420:127.0.0.1:8420 MACHINE, then open http://127.0.0.1:8420/ there.
     """
     with answered():
+        from ternfed.runs.several import no_such_folder
+
         for folder in runs:
             if not folder.is_dir():
-                raise ValueError(f"{folder}: there is no such folder; a run folder, or one for runs, is needed")
+                raise ValueError(no_such_folder(folder, "a run folder, or one for runs, is needed"))
         with live_page(runs, host, port):
             try:
                 while True:
@@ -44,7 +53,9 @@ def watch(
 
 
 @contextmanager
-def live_page(folders: list[Path], host: str = "127.0.0.1", port: int | None = None) -> Iterator[None]:
+def live_page(
+    folders: list[Path], host: str = "127.0.0.1", port: int | None = None, say: Say | None = None
+) -> Iterator[None]:
     """The page while the block lasts, and a line that says where it is."""
     from ternfed.watch.server import serving
 
@@ -55,14 +66,14 @@ def live_page(folders: list[Path], host: str = "127.0.0.1", port: int | None = N
             if port is not None:
                 raise
             address = stack.enter_context(serving(folders, host, 0))
-        terminal.err.print(f"The live page is {address.url}", highlight=False, soft_wrap=True)
+        (say or _line)(f"The live page is {address.url}")
         if host not in ("127.0.0.1", "localhost", "::1"):
             terminal.warn("whoever reaches this port sees the page; it asks for no password")
         yield
 
 
 @contextmanager
-def metrics_page(folder: Path, where: str) -> Iterator[None]:
+def metrics_page(folder: Path, where: str, say: Say | None = None) -> Iterator[None]:
     """/metrics while the block lasts, and a line that says where it is."""
     from ternfed.watch.server import serving
 
@@ -70,16 +81,16 @@ def metrics_page(folder: Path, where: str) -> Iterator[None]:
     if not port.isdigit() or int(port) > 65535:
         raise ValueError(f"--metrics {where}: PORT or HOST:PORT is needed")
     with serving([folder], host or "127.0.0.1", int(port), page=False) as address:
-        terminal.err.print(f"Prometheus finds {address.url}metrics", highlight=False, soft_wrap=True)
+        (say or _line)(f"Prometheus finds {address.url}metrics")
         yield
 
 
 @contextmanager
-def watched(folder: Path, page: bool, metrics: str | None = None) -> Iterator[None]:
-    """What `--watch` and `--metrics` ask for."""
+def watched(folder: Path, page: bool, metrics: str | None, say: Say | None = None) -> Iterator[None]:
+    """What `--watch` and `--metrics` ask for; `say` tells where it is, or a plain line where nobody else speaks."""
     with ExitStack() as stack:
         if page:
-            stack.enter_context(live_page([folder]))
+            stack.enter_context(live_page([folder], say=say))
         if metrics is not None:
-            stack.enter_context(metrics_page(folder, metrics))
+            stack.enter_context(metrics_page(folder, metrics, say))
         yield

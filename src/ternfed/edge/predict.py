@@ -85,6 +85,8 @@ def open_model(
     module.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ModelError(f"{path}: is a folder; a model file is needed: ternfed export {path} --to model.onnx")
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
     if path.suffix == ".onnx":

@@ -197,12 +197,16 @@ def network_options(name: str, given: Mapping[str, Any]) -> Table:
     return {key: convert(value, hints.get(key, Any), f"model.{key}") for key, value in values.items()}
 
 
+CATCH_ALL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""`*args` and `**kwargs` of a user's function: they name no setting."""
+
+
 def _options(function: Callable[..., nn.Module]) -> Table:
     """The options of a network's function with their defaults; `empty` where it has none."""
     return {
         parameter.name: parameter.default
         for parameter in inspect.signature(function).parameters.values()
-        if parameter.name not in FROM_DATA
+        if parameter.name not in FROM_DATA and parameter.kind not in CATCH_ALL
     }
 
 

@@ -19,6 +19,7 @@ from ternfed.paper.elapsed import FILE, Elapsed, read_elapsed
 from ternfed.paper.rows import Role, Row
 from ternfed.runs.folder import RunError, read_run
 from ternfed.runs.records import Round, is_frozen, unmoved
+from ternfed.runs.several import no_such_folder
 from ternfed.task import ACCURACY, Measure
 
 NEEDED: Mapping[tuple[str, str], type] = {
@@ -248,7 +249,7 @@ def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Col
     measured: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
-            raise RunError(f"{path}: there is no such folder; a run folder, or one that contains some, is needed")
+            raise RunError(no_such_folder(path))
         runs, times = (sorted(path.rglob(name)) for name in ("config.toml", FILE))
         if not runs and not times:
             raise RunError(f"{path}: holds no run, itself or below; ternfed run and ternfed reproduce make them")

@@ -56,7 +56,8 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
         "bits per ternary weight up", FLIPS, "Strategy I (%)", "skipped (%)",
     )  # fmt: skip
     names = _names([group for _, group in chosen])
-    rows = tuple(_summary_row(group, names[at]) for at, (_, group) in enumerate(chosen))
+    runs = _run_names([group for _, group in chosen])
+    rows = tuple(_summary_row(group, runs[at], names[at]) for at, (_, group) in enumerate(chosen))
     left = len(groups) - len(chosen)
     metric = score_heading(groups)
     known = metric == ACCURACY.measure.heading
@@ -72,6 +73,15 @@ def summary(groups: Sequence[Group]) -> Sheet | None:
     return Sheet("summary", "Summary", headings, rows, texts=6, notes=notes, links=links, names=1).without_empty()
 
 
+def _run_names(groups: Sequence[Group]) -> list[str]:
+    """The name of each group; where another has the same, the folder of its first run too."""
+    names = [group.name for group in groups]
+    folders = [group.runs[0].folder.name for group in groups]
+    return [
+        f"{name} ({folder})" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)
+    ]
+
+
 def _names(groups: Sequence[Group]) -> list[str]:
     """The algorithm of each group, and what sets it apart from its likes in the same comparison."""
     names = list(map(method_label, groups))
@@ -84,11 +94,11 @@ def _names(groups: Sequence[Group]) -> list[str]:
     return names
 
 
-def _summary_row(group: Group, name: str) -> tuple[str, ...]:
+def _summary_row(group: Group, run: str, name: str) -> tuple[str, ...]:
     comparison = comparison_of(group)
     one = group.strategy_one()
     return (
-        group.name,
+        run,
         f"{comparison.data}, {comparison.split}",
         comparison.model,
         comparison.clients,

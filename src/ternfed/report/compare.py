@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ternfed.files import write_atomically
+from ternfed.pages.shared import templates
 from ternfed.report.comparison import comparison_figure
-from ternfed.report.page import figure_values, templates
-from ternfed.report.style import drawing, finish
+from ternfed.report.page import figure_values
+from ternfed.report.style import NARROW, WIDTH, drawing, finish
 from ternfed.report.tables import NONE, Sheet
 from ternfed.runs.environment import environment
 from ternfed.runs.overview import Overview, apart
@@ -70,18 +71,21 @@ def _flips(run: Overview) -> str:
 def write_comparison(runs: Sequence[Overview], file: Path) -> Path:
     """The table as a page of its own, with the runs' curves: one file that needs nothing else."""
     started = {run.name: run.rounds for run in runs if run.rounds}
-    pictures = []
-    with drawing():
-        if started:
-            picture = finish(comparison_figure(started), "compare", "", "Runs side by side", "Curves of the runs.")
-            pictures.append(figure_values(picture))
+    figures = []
+    if started:
+        pictures = []
+        for width in (WIDTH, NARROW):
+            with drawing(width):
+                figure = comparison_figure(started)
+                pictures.append(finish(figure, "compare", "", "Runs side by side", "Curves of the runs."))
+        figures.append(figure_values(*pictures))
     own = environment()
     text = (
-        templates()
+        templates("report")
         .get_template("compare.html")
         .render(
             sheet=comparison(runs),
-            figures=pictures,
+            figures=figures,
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=" ".join(str(own[key]) for key in ("ternfed", "revision") if own[key]),
         )

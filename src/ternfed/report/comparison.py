@@ -9,10 +9,22 @@ from typing import Any
 
 from ternfed.paper.groups import ORDER, shown_score
 from ternfed.report.labels import algorithm_label
-from ternfed.report.style import by_round, by_share, colour_of, dash_of, drawing, label_ends, panels, plain_log
+from ternfed.report.style import (
+    by_round,
+    by_share,
+    colour_of,
+    dash_of,
+    drawing,
+    label_ends,
+    name_below,
+    panels,
+    plain_log,
+)
 from ternfed.runs.records import Round
 
 HEIGHT = 3.8
+LONG = 30
+"""Letters of a name that has no room between two panels."""
 
 
 def comparison_picture(runs: Mapping[str, Sequence[Round]], path: str | Path, title: str = "") -> Path:
@@ -48,7 +60,10 @@ def comparison_figure(runs: Mapping[str, Sequence[Round]], title: str = "") -> A
     by_round(over_rounds, longest)
     over_bytes.set(xlabel="megabytes sent, both directions, log scale", xscale="log")
     plain_log(over_bytes.xaxis)
-    label_ends(over_rounds, ends, HEIGHT - 0.9)
+    if max(map(len, runs)) > LONG:
+        name_below(over_rounds, [(name, looks[name]["color"]) for name in runs])
+    else:
+        label_ends(over_rounds, ends, HEIGHT - 0.9)
     for panel in axes[0, 2:]:
         for name, rounds in flips.items():
             shares = [100 * (record.changed or 0.0) for record in rounds]

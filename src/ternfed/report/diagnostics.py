@@ -22,10 +22,11 @@ from ternfed.report.style import (
     colour_of,
     finish,
     label_ends,
+    name_rows,
+    narrow,
     panels,
     plain_log,
     shade,
-    short,
 )
 from ternfed.runs.records import Round
 
@@ -36,6 +37,8 @@ PHASES = {
 """None of them an algorithm's colour."""
 ONE, TWO = "#d55e00", "#f3d9c8"
 """Strategy I and II."""
+NOTHING = (1.0, 1.0, 1.0, 0.0)
+"""Where a heatmap has no value the page shows through, light or dark."""
 
 
 def distributions(groups: Sequence[Group]) -> Iterator[Picture]:
@@ -81,7 +84,7 @@ def _distribution(data: str, panes: dict[tuple[str, int], NDArray[np.int64]], se
 
     figure, axes = panels(3.6, 1, len(panes), sharey=True)
     blues = matplotlib.colormaps["Blues"](np.linspace(0.18, 0.95, 256))  # one sample is not none
-    colours = ListedColormap(blues).with_extremes(bad="white")
+    colours = ListedColormap(blues).with_extremes(bad=NOTHING)
     most = max(int(counts.max()) for counts in panes.values())
     drawn: Any = None
     for panel, ((split, clients), counts) in zip(axes[0], panes.items(), strict=True):
@@ -99,7 +102,7 @@ def _distribution(data: str, panes: dict[tuple[str, int], NDArray[np.int64]], se
                 panel.text(column, row, f"{counts[column, row]:,}", ha="center", va="center", fontsize=8, color=ink)
     axes[0, 0].set_ylabel("class")
     figure.colorbar(drawn, ax=axes[0].tolist(), label="samples", pad=0.01, aspect=22).outline.set_visible(False)
-    caption = f"How many samples of each class each client holds (seed {seed}); white: none."
+    caption = f"How many samples of each class each client holds (seed {seed}); empty: none."
     return finish(figure, f"distribution {data}", "Data distributions", data, caption)
 
 
@@ -150,9 +153,9 @@ def _many_layers(names: Sequence[str], table: Numbers) -> Any:
         table, aspect="auto", interpolation="none", cmap="YlOrBr", vmin=0,
         extent=(0.5, rounds + 0.5, len(names) - 0.5, -0.5),
     )  # fmt: skip
-    axes[0, 0].set_yticks(range(len(names)), [short(name) for name in names], fontsize=9)
+    name_rows(axes[0, 0], names)
     axes[0, 0].set(xlabel="round")
-    axes[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0, 0].xaxis.set_major_locator(MaxNLocator(nbins=5 if narrow() else "auto", integer=True))
     axes[0, 0].grid(visible=False)
     bar = figure.colorbar(drawn, ax=axes[0, 0], label="bits per weight, upload", pad=0.01, aspect=30)
     bar.outline.set_visible(False)
@@ -174,7 +177,7 @@ def changed(groups: Sequence[Group]) -> Iterator[Picture]:
         networks.setdefault((data_label(group), model_label(group)), []).append(group)
     if not networks:
         return
-    columns = 2 if len(networks) > 1 else 1
+    columns = 2 if len(networks) > 1 and not narrow() else 1
     rows = -(-len(networks) // columns)
     figure, axes = panels(2.9 * rows + 0.3, rows, columns)
     for panel in axes.flat[len(networks) :]:
@@ -218,12 +221,12 @@ def strategies(groups: Sequence[Group]) -> Iterator[Picture]:
         table[place, : group.length] = curve(group, lambda record: float(record.strategy == "I")).mean
     figure, axes = panels(1.2 + 0.3 * len(found))
     panel = axes[0, 0]
-    colours = LinearSegmentedColormap.from_list("strategies", [TWO, ONE]).with_extremes(bad="white")
+    colours = LinearSegmentedColormap.from_list("strategies", [TWO, ONE]).with_extremes(bad=NOTHING)
     panel.imshow(
         table, aspect="auto", interpolation="none", cmap=colours, vmin=0, vmax=1,
         extent=(0.5, longest + 0.5, len(found) - 0.5, -0.5),
     )  # fmt: skip
-    panel.set_yticks(range(len(found)), [short(title) for title, _ in found], fontsize=9)
+    name_rows(panel, [title for title, _ in found])
     panel.hlines(np.arange(1, len(found)) - 0.5, 0.5, longest + 0.5, color="white", linewidth=2)
     panel.set(xlabel="round")
     panel.grid(visible=False)
@@ -231,8 +234,8 @@ def strategies(groups: Sequence[Group]) -> Iterator[Picture]:
         one = group.strategy_one() or 0.0
         panel.text(longest + 0.5, place, f"  {100 * one:.3g}%", va="center", fontsize=9)
     caption = (
-        "Dark: Strategy I, the quantized model is broadcast. Pale: Strategy II, the full-precision model is. In "
-        "between: seeds differ. At the right, the share of rounds with Strategy I."
+        "Full colour: Strategy I, the quantized model is broadcast. Faint: Strategy II, the full-precision model is. "
+        "In between: seeds differ. At the right, the share of rounds with Strategy I."
     )
     yield finish(figure, "strategies", "Strategy by round", "Strategy by round", caption)
 
@@ -256,13 +259,15 @@ def seconds(groups: Sequence[Group]) -> Iterator[Picture]:
             panel.barh(place, 100 * value / total, left=left, color=PHASES.get(phase, "#bbbbbb"), height=0.72)
             left += 100 * value / total
         panel.text(101, place, f"{total:.3g} s", va="center", fontsize=9)
-    panel.set_yticks(range(len(found)), [short(title) for title, _ in found], fontsize=9)
+    name_rows(panel, [title for title, _ in found])
     panel.invert_yaxis()
     panel.set(xlabel="share of a round's time (%)", xlim=(0, 100))
     panel.grid(visible=False)
     known = [phase for phase in PHASES if any(phase in _phases(group) for _, group in found)]
-    handles = [Patch(color=PHASES[phase], label=phase) for phase in known]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=9.5)
+    handles = [Patch(facecolor=PHASES[phase], label=phase) for phase in known]
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=3 if narrow() else len(handles), frameon=False, fontsize=9.5
+    )
     caption = "At the right, the mean seconds per round. The settings below say on which machine."
     yield finish(figure, "seconds", "Seconds by phase", "Seconds by phase", caption)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ternfed.paper.frontier import STEPS, Contest, Point
-from ternfed.report.style import PALE, Picture, colour_of, finish, panels, plain_log, short
+from ternfed.report.style import PALE, Picture, colour_of, finish, name_below, narrow, panels, plain_log, short
 
 HEIGHT = 5.4
 DEEP = 12.0
@@ -60,6 +60,12 @@ def picture(contest: Contest, labels: Sequence[str], title: str) -> Picture:
     panel.margins(y=0.12)
     plain_log(panel.xaxis)
     panel.xaxis.set_major_locator(LogLocator(subs=STEPS))
+    if narrow():  # numbers at the points, their names below
+        panel.set_xlabel("total megabytes, up and down, log scale")
+        name_below(
+            panel, [(f"{place}  {short(each.name, 50)}", each.colour) for place, each in enumerate(anchors, 1)], False
+        )
+        anchors = [each._replace(name=str(place)) for place, each in enumerate(anchors, 1)]
     _name(figure, panel, anchors, _draw_front(panel, contest.front, right))
     seeds = sorted({point.score.count for point in contest.points})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
+from ternfed.pages.shared import templates
 from ternfed.paper.groups import Collected, Group
 from ternfed.report.accuracy import accuracy_text, anchor
 from ternfed.report.chapter import Chapter
@@ -19,9 +20,6 @@ from ternfed.report.extra import needed
 from ternfed.report.labels import comparison_of, method_label, rounds_label
 from ternfed.report.style import Picture
 from ternfed.report.tables import Sheet
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 VERSIONS = {
     "system": "on", "python": "Python", "torch": "PyTorch", "numpy": "NumPy", "ternfed": "ternfed",
@@ -36,15 +34,20 @@ def page(
     chapters: Iterable[Chapter] = (),
     title: str = "ternfed",
     made: str = "",
+    narrow: Mapping[str, Picture] | None = None,
 ) -> str:
-    """The whole page. Everything that came out of a folder is escaped, because the templates escape all they get."""
+    """The whole page. Everything that came out of a folder is escaped, because the templates escape all they get.
+
+    `narrow` has the same pictures by name, drawn for a phone.
+    """
+    phone = narrow or {}
     groups = collected.groups
     runs = [(group, run) for group in groups for run in group.runs]
     sections: dict[str, list[Mapping[str, Any]]] = {}
     for picture in pictures:
-        sections.setdefault(picture.section, []).append(figure_values(picture))
+        sections.setdefault(picture.section, []).append(figure_values(picture, phone.get(picture.name)))
     return (
-        templates()
+        templates("report")
         .get_template("page.html")
         .render(
             title=title,
@@ -72,7 +75,10 @@ def page(
                     "title": chapter.title,
                     "reading": chapter.reading,
                     "notes": chapter.notes,
-                    "parts": [{**vars(part), "figure": figure_values(part.picture)} for part in chapter.parts],
+                    "parts": [
+                        {**vars(part), "figure": figure_values(part.picture, phone.get(part.picture.name))}
+                        for part in chapter.parts
+                    ],
                 }
                 for chapter in chapters
             ],
@@ -80,20 +86,6 @@ def page(
             groups=[_group(number, group) for number, group in enumerate(groups)],
         )
     )
-
-
-def templates() -> Environment:
-    """The templates, which escape all they get."""
-    jinja2 = needed("jinja2")
-    found: Environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ternfed.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return found
 
 
 def inline(svg: str, name: str, label: str) -> str:
@@ -104,16 +96,17 @@ def inline(svg: str, name: str, label: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
 
 
-def figure_values(picture: Picture) -> Mapping[str, Any]:
-    """A picture as a template wants it."""
-    drawn = needed("markupsafe").Markup(inline(picture.svg, picture.name, picture.title))
-    return {
-        "name": picture.name,
-        "title": picture.title,
-        "caption": picture.caption,
-        "svg": drawn,
-        "curves": picture.curves,
-    }
+def figure_values(picture: Picture, narrow: Picture | None = None) -> Mapping[str, Any]:
+    """A picture as a template wants it, and the same drawn for a phone."""
+    markup = needed("markupsafe").Markup
+    sheets = [{"kind": "broad" if narrow else "", "curves": picture.curves, "svg": _svg(markup, picture, "")}]
+    if narrow is not None:
+        sheets.append({"kind": "narrow", "curves": narrow.curves, "svg": _svg(markup, narrow, "-narrow")})
+    return {"name": picture.name, "title": picture.title, "caption": picture.caption, "sheets": sheets}
+
+
+def _svg(markup: Any, picture: Picture, more: str) -> Any:
+    return markup(inline(picture.svg, f"{picture.name}{more}", picture.title))
 
 
 def _place(section: str) -> str:

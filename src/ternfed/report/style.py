@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from ternfed.report.extra import needed
 
-WIDTH = 11.0
-"""Inches: what a page is wide. Type of 10 points then reads like the page's own."""
+WIDTH, NARROW = 11.0, 4.4
+"""Inches: what a page is wide, and a phone. Type of 10 points then reads like the page's own."""
 
 COLOURS = {
     "centralized": "#5f6368", "fedavg": "#0072b2", "cmfl": "#009e73", "stc": "#cc79a7", "tfedavg": "#d55e00",
@@ -61,25 +62,57 @@ class Picture:
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """Everything drawn inside looks alike; ImportError names the extra where matplotlib is absent."""
-    with needed("matplotlib").rc_context(STYLE):
+def drawing(width: float = WIDTH) -> Iterator[None]:
+    """Everything drawn inside looks alike and is so wide; ImportError names the extra where matplotlib is absent."""
+    with needed("matplotlib").rc_context({**STYLE, "figure.figsize": (width, width)}):
         yield
 
 
+def narrow() -> bool:
+    """Whether what is drawn now is for a phone: panels below each other, names below their panel."""
+    return bool(needed("matplotlib").rcParams["figure.figsize"][0] < WIDTH)
+
+
 def panels(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
-    """(figure, axes as a 2-d array) of the page's width."""
+    """(figure, axes as a 2-d array) of the page's width; where that is narrow, each panel is as wide as the page."""
+    import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+    width = matplotlib.rcParams["figure.figsize"][0]
+    if not narrow():
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(rows, columns, squeeze=False, **options)
+    figure = Figure(figsize=(width, height * columns), layout="constrained")
+    axes = figure.subplots(rows * columns, 1, squeeze=False).reshape(rows, columns)
+    for row in axes:
+        for place, panel in enumerate(row):
+            if options.get("sharey") and panel is not row[0]:
+                panel.sharey(row[0])
+            if options.get("sharex") and row is not axes[0]:
+                panel.sharex(axes[0, place])
+    return figure, axes
+
+
+def _below_each_other(figure: Any) -> None:
+    """Panels that stood beside each other shared the names of their axes; now each says its own, in short lines."""
+    for panel in figure.axes:
+        for shared, get, put in (
+            (panel.get_shared_x_axes(), "get_xlabel", panel.set_xlabel),
+            (panel.get_shared_y_axes(), "get_ylabel", panel.set_ylabel),
+        ):
+            known = [getattr(other, get)() for other in (panel, *shared.get_siblings(panel))]
+            put(textwrap.fill(next(filter(None, known), ""), 44))
+        panel.set_title(textwrap.fill(panel.get_title("left"), 46))
 
 
 def finish(figure: Any, name: str, section: str, title: str, caption: str = "") -> Picture:
-    """The figure as SVG and PNG, the same bytes for the same content."""
+    """The figure as SVG and PNG, the same bytes for the same content; a narrow one is for the page alone, as SVG."""
     svg, png = BytesIO(), BytesIO()
     name = slug(name)
-    figure.savefig(png, format="png", dpi=150)
+    if narrow():
+        _below_each_other(figure)
+    else:
+        figure.savefig(png, format="png", dpi=150)
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     return Picture(name, section, title, caption, svg.getvalue().decode(), png.getvalue(), _curves(figure))
 
@@ -141,10 +174,13 @@ def dash_of(algorithm: str, place: int) -> Any:
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], height: float) -> None:
-    """Names at the right of an axes, (y, text, colour) each, moved apart where they would overlap.
+    """Names at the right of an axes, (y, text, colour) each, moved apart where they would overlap; or all below it.
 
     `height` is that of the axes in inches, roughly.
     """
+    if narrow():
+        name_below(axes, [(short(text, 50), ink) for y, text, ink in sorted(ends, reverse=True) if isfinite(y)])
+        return
     scale = axes.yaxis.get_transform()  # of a logarithmic axis: places apart on the paper, not in the numbers
     low, high = (float(scale.transform(limit)) for limit in axes.get_ylim())
     chosen = sorted((min(max(float(scale.transform(y)), low), high), text, ink) for y, text, ink in ends if isfinite(y))
@@ -152,6 +188,34 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], height: float)
     for place, (_, text, ink) in zip(places, chosen, strict=True):
         y = float(scale.inverted().transform(place))
         axes.text(1.015, y, short(text, 40), color=ink, transform=axes.get_yaxis_transform(), va="center", fontsize=9.5)
+
+
+def name_below(axes: Any, names: Sequence[tuple[str, str]], lines: bool = True) -> None:
+    """A list of (text, colour) below a panel, each behind its line; the figure grows by it."""
+    from matplotlib.lines import Line2D
+    from matplotlib.transforms import ScaledTranslation
+
+    if not names:
+        return
+    drawn = {(str(line.get_label()), str(line.get_color())): line for line in axes.lines if lines}
+    style: Literal["-", "none"] = "-" if lines else "none"
+    handles = [drawn.get(each, Line2D([], [], color=each[1], linestyle=style)) for each in names]
+    below = ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)  # inches: past the numbers and the axis' name
+    axes.legend(
+        handles, [text for text, _ in names], loc="upper left", bbox_to_anchor=(0, 0), frameon=False, fontsize=9.5,
+        bbox_transform=axes.transAxes + below, labelcolor=[colour for _, colour in names], borderaxespad=0,
+        labelspacing=0.3, handlelength=1.8 if lines else 0, handletextpad=0.6 if lines else 0,
+    )  # fmt: skip
+    axes.figure.set_figheight(axes.figure.get_figheight() + 0.2 * len(names))
+
+
+def name_rows(axes: Any, names: Sequence[str]) -> None:
+    """A name at each row of a panel; where there is little room, in several short lines and higher rows."""
+    if narrow():
+        axes.figure.set_figheight(axes.figure.get_figheight() + 0.13 * len(names))
+    whole = [short(name).replace(" = ", "\u00a0=\u00a0") for name in names]  # N_c = 5 stays on one line
+    shown = ["\n".join(textwrap.wrap(name, 24)) for name in whole] if narrow() else [short(name) for name in names]
+    axes.set_yticks(range(len(names)), shown, fontsize=8.5 if narrow() else 9)
 
 
 def short(text: str, most: int = 56) -> str:

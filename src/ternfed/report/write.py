@@ -17,7 +17,7 @@ from ternfed.report.frontier import frontier
 from ternfed.report.page import page
 from ternfed.report.rivals import headline, rivals
 from ternfed.report.shakespeare import shakespeare
-from ternfed.report.style import Picture, drawing
+from ternfed.report.style import NARROW, Picture, drawing
 from ternfed.report.tables import Sheet, into_page
 from ternfed.report.targets import targets
 
@@ -55,13 +55,18 @@ def write_report(
     with drawing():
         pictures = list(all_pictures(collected))
         chapter = frontier(collected.groups)
+    with drawing(NARROW):
+        again = frontier(collected.groups)
+        phone = {
+            picture.name: picture for picture in chain(all_pictures(collected), () if again is None else again.pictures)
+        }
     filled, empty = {}, []
     for path in into:
         filled[path], missing = into_page(_read_page(path), {**sheets, "frontier": chapter}, str(path))
         empty += [f"{path}: {name}" for name in missing]
     shown = [sheet for sheet in sheets.values() if sheet is not None]
     chapters = [] if chapter is None else [chapter]
-    text = page(collected, shown, pictures, chapters, made=made)
+    text = page(collected, shown, pictures, chapters, made=made, narrow=phone)
     try:
         _write(out, text, shown, pictures, chapters)
         for path, new in filled.items():

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ternfed.experiment.settings import Table, shown
 from ternfed.runs.folder import RunError, being_written, read_run
 from ternfed.runs.records import Round, best_round
-from ternfed.runs.several import differing, names_of, run_folders, setting
+from ternfed.runs.several import differing, names_of, no_such_folder, run_folders, setting
 from ternfed.task import ACCURACY, Measure
 
 State = Literal["finished", "running", "stopped"]
@@ -67,7 +67,7 @@ class Overview:
     def standing(self) -> str:
         """`finished, 30 rounds` or `stopped at 12 of 30`."""
         if self.state == "finished":
-            return f"finished, {len(self.rounds)} rounds"
+            return f"finished, {len(self.rounds)} round{'s' * (len(self.rounds) != 1)}"
         return f"{self.state} {'at ' if self.state == 'stopped' else ''}{len(self.rounds)} of {self.wanted}"
 
     def setting(self, key: str) -> str:
@@ -81,7 +81,7 @@ def overviews(paths: Sequence[Path]) -> list[Overview]:
     folders: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
-            raise RunError(f"{path}: there is no such folder; a run folder, or one that contains some, is needed")
+            raise RunError(no_such_folder(path))
         found = {folder.resolve(): folder for folder in run_folders(path)}
         if not found:
             raise RunError(f"{path}: holds no run, itself or below; ternfed run and ternfed server make them")

@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from ternfed.experiment.settings import Table
+
+
+def no_such_folder(folder: Path, needed: str = "a run folder, or one that contains some, is needed") -> str:
+    """One sentence about a folder that is not there, with its neighbour that was probably meant."""
+    beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+    near = get_close_matches(folder.name, beside, n=1)
+    return f"{folder}: there is no such folder; " + (f"did you mean {folder.parent / near[0]}?" if near else needed)
 
 
 def run_folders(folder: Path) -> Iterator[Path]:

@@ -145,6 +145,7 @@ class Follower:
             values = _object(line)
             if isinstance(values.get("round"), int) and isinstance(values.get("seconds"), dict):
                 self._seconds[values["round"]] = values["seconds"]
+        known = len(self._rounds)
         for line in self._new_lines("rounds.jsonl"):
             try:
                 record = Round.from_line(line)
@@ -152,7 +153,8 @@ class Follower:
                 continue
             if record.round == len(self._rounds) + 1:
                 self._rounds.append(record)
-        for place in range(max(0, len(self._rounds) - 2 * RECENT), len(self._rounds)):  # a timing may come later
+        late = max(0, min(known, len(self._rounds) - 2 * RECENT))
+        for place in range(late, len(self._rounds)):  # those that are new, and a few whose timing may come later
             record = self._rounds[place]
             if not record.seconds and record.round in self._seconds:
                 self._rounds[place] = Round(**{**vars(record), "seconds": self._seconds[record.round]})

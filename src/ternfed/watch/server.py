@@ -1,7 +1,7 @@
 """The live page's server: Starlette and uvicorn in a thread of their own, reading run folders and nothing else.
 
-It answers six paths, sets no cookies, and loads nothing from elsewhere. On loopback it accepts only requests that name
-this machine, so that a page of another site cannot read it through a name of its own.
+It answers seven paths, sets no cookies, and loads nothing from elsewhere. On loopback it accepts only requests that
+name this machine, so that a page of another site cannot read it through a name of its own.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ternfed.pages.shared import templates
 from ternfed.watch.follow import Board, Snapshot
 from ternfed.watch.metrics import metrics_text
 from ternfed.watch.state import Told
@@ -43,9 +43,11 @@ HEADERS = {
 }
 PAGE = {
     "/": ("index.html", "text/html"),
+    "/base.css": ("base.css", "text/css"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
+"""Paths of the page's parts, the template behind each, and its kind."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,13 @@ class _Eyes:
         self._found = self._looked = float("-inf")
         self._seen: list[Snapshot] = []
 
-    def look(self) -> list[Snapshot]:
+    def look(self, again: bool = False) -> list[Snapshot]:
+        """The runs as they stand, or stood a moment ago unless they are to be looked at `again`."""
         now = time.monotonic()
-        if now - self._found >= FIND:
+        if again or now - self._found >= FIND:
             self._board.find()
             self._found = now
-        if now - self._looked >= 0.8 * LOOK:
+        if again or now - self._looked >= 0.8 * LOOK:
             self._seen = self._board.look()
             self._looked = time.monotonic()
         return self._seen
@@ -91,11 +94,12 @@ def make_app(
     from starlette.routing import Route
 
     eyes = _Eyes(folders)
+    made = templates("watch", "page") if page else None
+    parts = {path: made.get_template(name).render() for path, (name, _) in PAGE.items()} if made is not None else {}
 
     async def file(request: Request) -> Response:
-        name, kind = PAGE[request.url.path]
-        content = resources.files("ternfed.watch").joinpath("page", name).read_bytes()
-        return Response(content, media_type=kind, headers=HEADERS)
+        path = request.url.path
+        return Response(parts[path], media_type=PAGE[path][1], headers=HEADERS)
 
     async def state(request: Request) -> Response:
         news = Told().news(eyes.look(), time.time())
@@ -116,18 +120,25 @@ def make_app(
 
 
 async def _events(eyes: _Eyes, stopping: threading.Event) -> AsyncIterator[str]:
+    """What is new, as long as there is a server; then how everything ended, and that this is the end."""
     told, quiet = Told(), 0.0
     yield "retry: 2000\n\n"
-    while not stopping.is_set():
-        news = told.news(eyes.look(), time.time())
+    while True:
+        last = stopping.is_set()
+        news = told.news(eyes.look(again=last), time.time())
         if news is not None:
             yield f"data: {json.dumps(news, allow_nan=False)}\n\n"
             quiet = 0.0
         elif quiet >= ALIVE:
             yield ": still here\n\n"
             quiet = 0.0
-        await asyncio.sleep(LOOK)
+        if last:
+            break
+        for _ in range(5):  # the end is noticed sooner than news
+            if not stopping.is_set():
+                await asyncio.sleep(LOOK / 5)
         quiet += LOOK
+    yield "event: end\ndata: the server has ended\n\n"
 
 
 @contextmanager
@@ -143,7 +154,7 @@ def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0, pag
     address = Address(host, listener.getsockname()[1])
     config = uvicorn.Config(
         make_app(folders, stopping, host, page), log_config=None, log_level="error", access_log=False, lifespan="off",
-        server_header=False, timeout_graceful_shutdown=1, ws="none",
+        server_header=False, timeout_graceful_shutdown=3, ws="none",
     )  # fmt: skip
     server: Any = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="watch", daemon=True)

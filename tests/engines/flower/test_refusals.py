@@ -20,7 +20,6 @@ pytest.importorskip("flwr")
 from harness import Clients, Server, certificates, replay, same_bits, small, wait
 
 from ternfed.engines.flower.certs import Certificates, make_certificates
-from ternfed.engines.flower.errors import NetworkError
 
 LIES = {
     2: {"1": "random", "2": "replayed", "3": "infinite", "4": "nothing"},
@@ -199,7 +198,7 @@ def test_what_holds_ids_is_for_its_owner_alone(listening: Listening) -> None:
 def test_certificates_are_not_made_twice_in_one_folder(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "certs", ["example.org", "10.0.0.1"], 1)
     before = made.client_key(0).read_bytes()
-    with pytest.raises(NetworkError, match="is there already"):
+    with pytest.raises(ValueError, match="is there already; ternfed certs add"):
         make_certificates(tmp_path / "certs", [], 1)
     assert made.client_key(0).read_bytes() == before
     assert os.path.exists(made.public_key(0))

@@ -94,7 +94,9 @@ class Certificates:
 def make_certificates(folder: Path, hosts: Sequence[str], clients: int) -> Certificates:
     """A new folder of certificates; one that is there and not empty is left alone."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise NetworkError(f"{folder}: is there already; name another folder, or remove it to make all keys anew")
+        raise ValueError(
+            f"{folder}: is there already; ternfed certs add gives it more clients, a new authority needs another folder"
+        )
     if clients < 1:
         raise NetworkError(f"clients = {clients}: a whole number of at least 1 is needed")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -227,7 +227,7 @@ def _do_task(working: _Work, task: Any, say: Say) -> bool:
         try:
             message, context = adapter.read_task(task)
         except adapter.CallFailed as error:
-            say(f"a message could not be read: {error}")
+            say(f"a message could not be read: {' '.join(str(error).split()).partition(' For more')[0]}")
             return False
         group = message.metadata.group_id
         is_over = bool(group == END)

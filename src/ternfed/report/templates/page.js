@@ -2,7 +2,7 @@
 // What a page can do where scripts run: sort its tables, give them as CSV, tell the numbers under the pointer.
 addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("table").forEach((table) => { sortable(table); downloadable(table); });
-  document.querySelectorAll("figure[data-curves]").forEach(pointable);
+  document.querySelectorAll(".sheet[data-curves]").forEach(pointable);
 });
 
 function made(tag, attributes, text) {
@@ -57,8 +57,8 @@ function downloadable(table) {
 }
 
 // Where a pointer stands in a figure, the nearest place of each line in that panel.
-function pointable(figure) {
-  const panels = JSON.parse(figure.dataset.curves), sheet = figure.querySelector(".sheet");
+function pointable(sheet) {
+  const panels = JSON.parse(sheet.dataset.curves);
   const clear = () => sheet.querySelectorAll(".tip, .rule").forEach((old) => old.remove());
   const short = (value) => String(+value.toPrecision(4));
   sheet.addEventListener("pointerleave", clear);

@@ -95,7 +95,7 @@ function card(run) {
     ...run.warnings.map((text) => make("p", { class: "warning" }, `Warning: ${text}`)));
   made.style.setProperty("--own", colour(run));
   const strip = strategies(run);
-  if (strip) made.append(strip);
+  if (strip) made.append(strip, make("p", { class: "key" }, "strategy by round: full colour I, the quantized model; pale II"));
   return made;
 }
 function strategies(run) {
@@ -273,10 +273,22 @@ function draw() {
 function soon() { if (!waiting) { waiting = true; requestAnimationFrame(draw); } }
 function linked(on, text) { const line = byId("link"); line.className = on ? "on" : "off"; line.textContent = text; }
 
+// A server tells everything anew to whoever comes (again), and says when it ends; what was shown last stays.
 const source = new EventSource("events");
-source.onopen = () => { linked(true, "live"); soon(); };
-source.onmessage = (event) => { take(JSON.parse(event.data)); linked(true, "live"); soon(); };
-source.onerror = () => linked(false, "no connection to ternfed watch; trying again");
+let anew = true, ended = false;
+source.onopen = () => { anew = true; ended = false; linked(true, "live"); soon(); };
+source.onmessage = (event) => {
+  if (anew) runs.clear();
+  anew = false;
+  take(JSON.parse(event.data));
+  linked(true, "live");
+  soon();
+};
+source.addEventListener("end", () => { ended = true; });
+source.onerror = () => {
+  const again = runs.size ? "; ternfed watch shows it again" : "";
+  linked(false, ended ? `this page ended with its command${again}` : "no connection to ternfed watch; trying again");
+};
 addEventListener("resize", soon);
 setInterval(() => {
   for (const run of runs.values()) {
