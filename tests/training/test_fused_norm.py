@@ -1,4 +1,4 @@
-"""BatchNorm, residual and ReLU in fused kernels give what PyTorch's own operations give, and only where they are for it.
+"""BatchNorm, residual and ReLU in fused kernels give what PyTorch's operations give, and only where they are for it.
 
 With a GPU the kernels run there; without one, Triton's interpreter runs them on the CPU.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,16 +29,10 @@ SMALL = Tiling(parts=4, channels=8, numbers=64, warps=4, few_rows=16, few_channe
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is not installed; it comes with PyTorch for NVIDIA GPUs")
     if DEVICE == "cpu":
-        from triton.runtime import interpreter
-
-        patch = interpreter._patch_lang_tensor
-
-        def with_indices(tensor: Any, scope: Any) -> None:
-            # Triton 3.6 asks for int() of an array of one number, which NumPy 2.4 no longer gives.
-            patch(tensor, scope)
-            scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-        monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_indices)
+        if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+            pytest.skip(
+                "Triton's interpreter (3.6) does not work with NumPy 2.4: it fails, or writes where it must not"
+            )
         monkeypatch.setattr(fused_norm, "_runs_on", lambda device: True)
 
 
@@ -96,7 +91,9 @@ def outcome(
     found = {"outputs": outputs, "inputs": inputs.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
     if other is not None:
         found["residual"] = other.grad
-    return {name: tensor.detach().to("cpu", torch.float64) for name, tensor in (found | dict(norm.named_buffers())).items()}
+    return {
+        name: tensor.detach().to("cpu", torch.float64) for name, tensor in (found | dict(norm.named_buffers())).items()
+    }
 
 
 def compare(call: Callable[[nn.BatchNorm2d, Tensor, Tensor | None], Tensor], case: Case, residual: bool) -> None:
