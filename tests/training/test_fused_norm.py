@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,10 +28,16 @@ SMALL = Tiling(parts=4, channels=8, numbers=64, warps=4, few_rows=16, few_channe
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is not installed; it comes with PyTorch for NVIDIA GPUs")
     if DEVICE == "cpu":
-        if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-            pytest.skip(
-                "Triton's interpreter (3.6) does not work with NumPy 2.4: it fails, or writes where it must not"
-            )
+        from triton.runtime import interpreter
+
+        patch = interpreter._patch_lang_tensor
+
+        def with_indices(tensor: Any, scope: Any) -> None:
+            # Triton 3.6 asks for int() of an array of one number, which NumPy 2.4 no longer gives.
+            patch(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+        monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_indices)
         monkeypatch.setattr(fused_norm, "_runs_on", lambda device: True)
 
 
@@ -140,8 +145,9 @@ def test_what_is_not_a_number_is_not_hidden() -> None:
 
 
 @pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize("make", [lambda: resnet18(width=4), lambda: cnn(size=8)], ids=["resnet18", "cnn"])
+@pytest.mark.parametrize("make", [lambda: resnet18(width=16), lambda: cnn(size=8)], ids=["resnet18", "cnn"])
 def test_a_network_trains_as_without(make: Callable[[], nn.Module]) -> None:
+    # With four channels, oneDNN's slopes of weights with channels last write past their memory (PyTorch 2.13).
     torch.manual_seed(0)
     plain = make().to(DEVICE).to(memory_format=torch.channels_last)
     fused = fuse_norms(deepcopy(plain))
@@ -231,7 +237,7 @@ def test_without_a_gpu_nothing_is_computed_otherwise() -> None:
     if DEVICE == "cuda":
         pytest.skip("there is a GPU here")
     torch.manual_seed(0)
-    plain = resnet18(width=4).to(memory_format=torch.channels_last)
+    plain = resnet18(width=16).to(memory_format=torch.channels_last)
     fused = fuse_norms(deepcopy(plain))
     inputs = Case((3, 3, 8, 8)).inputs()
     assert torch.equal(plain(inputs), fused(inputs))
