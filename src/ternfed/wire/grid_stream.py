@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import constriction
 import numpy as np
+from numpy.typing import NDArray
 
 from ternfed.quantize.grid import LOWEST
 from ternfed.wire import varint
@@ -53,7 +55,7 @@ def plan(found: Sequence[Histogram]) -> Plan:
 
 def write(numbers: Numbers, exponents: Numbers, planned: Plan, layout: Layout) -> bytes:
     """Base of the exponents, groups, models, then the words of one stream for all lists."""
-    lists, models, base = _lists(numbers, planned, layout), planned.models, b""
+    lists, models, base = lists_of(numbers, planned.groups, layout), planned.models, b""
     if len(exponents):
         found = histogram([exponents])
         middle = int(found.values[found.counts.argmax()])
@@ -64,7 +66,7 @@ def write(numbers: Numbers, exponents: Numbers, planned: Plan, layout: Layout) -
     # The coder is a stack: what is to come out first goes in last.
     for each, model in zip(reversed(lists), reversed(models), strict=True):
         push(coder, each, model)
-    head = base + _write_groups(planned.groups, len(planned.models)) + b"".join(model.write() for model in models)
+    head = base + write_groups(planned.groups, len(planned.models)) + b"".join(model.write() for model in models)
     return head + coder_to_bytes(coder)
 
 
@@ -87,7 +89,7 @@ def read(data: memoryview, layout: Layout) -> tuple[Numbers, Numbers]:
     lists = [pop(coder, size, model) for size, model in zip(sizes, models, strict=True)]
     if not coder.is_empty():
         raise TrailingBytes("the stream goes on after the last number")
-    return exponents, lists[0] if count == 1 else _in_order(lists, members, layout)
+    return exponents, lists[0] if count == 1 else _in_order(lists, groups, layout)
 
 
 _NONE = np.empty(0, np.int32)
@@ -100,36 +102,29 @@ def _members(groups: Sequence[int], count: int) -> list[list[int]]:
     return members
 
 
-def _lists(numbers: Numbers, planned: Plan, layout: Layout) -> list[Numbers]:
+def lists_of(numbers: Numbers, groups: Sequence[int], layout: Layout) -> list[Numbers]:
     """The numbers of each group, slot by slot."""
-    if len(planned.models) == 1:
+    if not any(groups):
         return [numbers]
-    starts, sizes = _starts(layout), layout.sizes
-    return [
-        np.concatenate([numbers[starts[place] : starts[place] + sizes[place]] for place in places])
-        for places in _members(planned.groups, len(planned.models))
-    ]
+    order, ends = _by_group(tuple(groups), layout.sizes)
+    return np.split(numbers[order], ends)
 
 
-def _in_order(lists: Sequence[Numbers], members: Sequence[Sequence[int]], layout: Layout) -> Numbers:
-    """The inverse of `_lists`."""
-    starts, out = _starts(layout), np.empty(layout.total, np.int32)
-    for flat, places in zip(lists, members, strict=True):
-        stop = 0
-        for place in places:
-            start, stop = stop, stop + layout.sizes[place]
-            out[starts[place] :][: layout.sizes[place]] = flat[start:stop]
+@lru_cache(64)
+def _by_group(groups: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places of all numbers, group by group, and where each group but the last ends."""
+    of_number = np.repeat(np.array(groups), sizes)
+    return np.argsort(of_number, kind="stable"), np.cumsum(np.bincount(of_number, minlength=max(groups) + 1))[:-1]
+
+
+def _in_order(lists: Sequence[Numbers], groups: Sequence[int], layout: Layout) -> Numbers:
+    """The inverse of `lists_of`."""
+    out = np.empty(layout.total, np.int32)
+    out[_by_group(tuple(groups), layout.sizes)[0]] = np.concatenate(lists)
     return out
 
 
-def _starts(layout: Layout) -> list[int]:
-    starts = [0]
-    for size in layout.sizes:
-        starts.append(starts[-1] + size)
-    return starts
-
-
-def _write_groups(groups: Sequence[int], count: int) -> bytes:
+def write_groups(groups: Sequence[int], count: int) -> bytes:
     """How many there are; with more than one also that of each slot, in as few bits as the last needs."""
     if count == 1:
         return varint.write(1)

@@ -47,7 +47,7 @@ class Model(NamedTuple):
         """How fine and how many on either side, then every count but zero's."""
         counts = self.counts.tolist()
         head = varint.write(8 * self.low + self.fine - 1) + varint.write(len(counts) - 1 - self.low)
-        return head + b"".join(varint.write(count) for count in counts[: self.low] + counts[self.low + 1 :])
+        return head + varint.write_many(counts[: self.low] + counts[self.low + 1 :])
 
     @property
     def bits(self) -> float:
@@ -79,10 +79,7 @@ def read_model(data: memoryview, at: int, total: int) -> tuple[Model, int]:
     fine, low = head % 8 + 1, head // 8
     if max(low, high) > _highest(fine):
         raise ImpossibleCount(f"a model of {low} + 1 + {high} buckets")
-    counts = []
-    for _ in range(low + high):
-        count, at = varint.read(data, at)
-        counts.append(count)
+    counts, at = varint.read_many(data, at, low + high)
     if sum(counts) > total or (low and not counts[0]) or (high and not counts[-1]):
         raise ImpossibleCount(f"a model of {sum(counts)} numbers beside zero, the list has {total}, or an empty bucket")
     return Model(fine, low, np.array([*counts[:low], total - sum(counts), *counts[low:]], np.int64)), at
@@ -230,15 +227,20 @@ def push(coder: Any, numbers: Numbers, model: Model) -> None:
     categorical = _categorical(model.counts)
     for at in reversed(range(0, len(numbers), BLOCK)):
         part = numbers[at : at + BLOCK]
-        if not model.is_coarse:
+        if model.is_coarse:
+            push_coarse(coder, part, model.fine, model.low, categorical)
+        else:
             coder.encode_reverse(part + np.int32(model.low), categorical)
-            continue
-        symbols, widths = symbols_of(part, model.fine)
-        sizes = np.abs(part)
-        for width in reversed(_above_zero(widths)):
-            below = sizes[widths == width] & ((1 << width) - 1)
-            coder.encode_reverse(below.astype(np.int32), _uniform(width))
-        coder.encode_reverse((symbols + model.low).astype(np.int32), categorical)
+
+
+def push_coarse(coder: Any, numbers: Numbers, fine: int, low: int, categorical: Any) -> None:
+    """Up to `BLOCK` numbers, some of which share a bucket: their buckets, and behind them the bits below."""
+    symbols, widths = symbols_of(numbers, fine)
+    sizes = np.abs(numbers)
+    for width in reversed(_above_zero(widths)):
+        below = sizes[widths == width] & ((1 << width) - 1)
+        coder.encode_reverse(below.astype(np.int32), _uniform(width))
+    coder.encode_reverse((symbols + low).astype(np.int32), categorical)
 
 
 def pop(coder: Any, total: int, model: Model) -> Numbers:
@@ -276,6 +278,7 @@ def _categorical(counts: Counts) -> Any:
     return constriction.stream.model.Categorical(weights(counts).astype(np.float64), perfect=False)
 
 
+@lru_cache(32)
 def _uniform(width: int) -> Any:
     return constriction.stream.model.Uniform(1 << width)
 
