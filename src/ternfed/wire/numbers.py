@@ -245,28 +245,33 @@ def push_coarse(coder: Any, numbers: Numbers, fine: int, low: int, categorical: 
 
 def pop(coder: Any, total: int, model: Model) -> Numbers:
     """Take a list of so many numbers from the coder's stack."""
-    out = np.zeros(total, np.int32)
     if len(model.counts) == 1:
-        return out
-    categorical, found = _categorical(model.counts), np.zeros(len(model.counts), np.int64)
-    if model.is_coarse:
-        buckets = np.arange(-model.low, len(model.counts) - model.low)
-        (starts, widths_of), signs = bounds(np.abs(buckets), model.fine), np.sign(buckets)
+        return np.zeros(total, np.int32)
+    categorical, coarse = _categorical(model.counts), model.is_coarse
+    out, found = np.empty(total, np.int32), np.zeros(len(model.counts), np.int64)
     for at in range(0, total, BLOCK):
         part = out[at : at + BLOCK]
         places = coder.decode(categorical, len(part))
         found += np.bincount(places, minlength=len(found))
-        if not model.is_coarse:
+        if not coarse:
             np.subtract(places, model.low, out=part)
             continue
+        starts, widths_of, signs = _read_buckets(model.fine, model.low, len(model.counts))
         sizes, widths = starts[places], widths_of[places]
         for width in _above_zero(widths):
             there = np.flatnonzero(widths == width)
             sizes[there] += coder.decode(_uniform(width), len(there))
         part[:] = signs[places] * sizes
-    if not np.array_equal(found, model.counts):
+    if (found != model.counts).any():
         raise WrongProbabilities("the numbers that came are not those their model was built for")
     return out
+
+
+@lru_cache(16)
+def _read_buckets(fine: int, low: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of the buckets from -low upwards: the smallest size in each, the bits below, the sign."""
+    buckets = np.arange(-low, count - low)
+    return *bounds(np.abs(buckets), fine), np.sign(buckets)
 
 
 def _above_zero(widths: NDArray[np.int64]) -> list[int]:
