@@ -61,7 +61,8 @@ def _by_group(table: NDArray[np.int64], groups: Sequence[Sequence[int]], counts:
     """How often each value occurs in each group of each message, one message after another."""
     ends = np.cumsum(counts)
     out = np.zeros((ends[-1], table.shape[2]), np.int64)
-    np.add.at(out, (np.array(groups) + (ends - counts)[:, None]).reshape(-1), table.reshape(-1, table.shape[2]))
+    places = np.array(groups, np.int64) + (ends - np.array(counts, np.int64))[:, None]
+    np.add.at(out, places.reshape(-1), table.reshape(-1, table.shape[2]))
     return out
 
 

@@ -88,7 +88,8 @@ class HeldGrids:
             if layout.total > BLOCK:
                 return np.stack([self.nearest(row) for row in exponents])
             steps = self.flat * np.repeat(np.ldexp(1.0, -exponents), layout.lengths, axis=1)
-            return np.rint(steps, out=steps).clip(-LARGEST, LARGEST).astype(np.int32)
+            codes: Numbers = np.rint(steps, out=steps).clip(-LARGEST, LARGEST).astype(np.int32)
+            return codes
         scales, out = np.ldexp(1.0, -exponents), np.empty(layout.total, np.int32)
         for start in range(0, layout.total, BLOCK):
             stop = min(start + BLOCK, layout.total)
