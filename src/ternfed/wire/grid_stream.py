@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import accumulate
 
 import constriction
 import numpy as np
-from numpy.typing import NDArray
 
 from ternfed.quantize.grid import LOWEST
 from ternfed.wire import varint
@@ -89,7 +88,7 @@ def read(data: memoryview, layout: Layout) -> tuple[Numbers, Numbers]:
     lists = [pop(coder, size, model) for size, model in zip(sizes, models, strict=True)]
     if not coder.is_empty():
         raise TrailingBytes("the stream goes on after the last number")
-    return exponents, lists[0] if count == 1 else _in_order(lists, groups, layout)
+    return exponents, lists[0] if count == 1 else _in_order(lists, members, layout)
 
 
 _NONE = np.empty(0, np.int32)
@@ -104,24 +103,29 @@ def _members(groups: Sequence[int], count: int) -> list[list[int]]:
 
 def lists_of(numbers: Numbers, groups: Sequence[int], layout: Layout) -> list[Numbers]:
     """The numbers of each group, slot by slot."""
-    if not any(groups):
+    count = max(groups, default=0) + 1
+    if count == 1:
         return [numbers]
-    order, ends = _by_group(tuple(groups), layout.sizes)
-    return np.split(numbers[order], ends)
+    starts, sizes = _starts(layout), layout.sizes
+    return [
+        np.concatenate([numbers[starts[place] : starts[place] + sizes[place]] for place in places])
+        for places in _members(groups, count)
+    ]
 
 
-@lru_cache(64)
-def _by_group(groups: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places of all numbers, group by group, and where each group but the last ends."""
-    of_number = np.repeat(np.array(groups), sizes)
-    return np.argsort(of_number, kind="stable"), np.cumsum(np.bincount(of_number, minlength=max(groups) + 1))[:-1]
-
-
-def _in_order(lists: Sequence[Numbers], groups: Sequence[int], layout: Layout) -> Numbers:
+def _in_order(lists: Sequence[Numbers], members: Sequence[Sequence[int]], layout: Layout) -> Numbers:
     """The inverse of `lists_of`."""
-    out = np.empty(layout.total, np.int32)
-    out[_by_group(tuple(groups), layout.sizes)[0]] = np.concatenate(lists)
+    starts, out = _starts(layout), np.empty(layout.total, np.int32)
+    for flat, places in zip(lists, members, strict=True):
+        stop = 0
+        for place in places:
+            start, stop = stop, stop + layout.sizes[place]
+            out[starts[place] :][: layout.sizes[place]] = flat[start:stop]
     return out
+
+
+def _starts(layout: Layout) -> list[int]:
+    return [0, *accumulate(layout.sizes)]
 
 
 def write_groups(groups: Sequence[int], count: int) -> bytes:
