@@ -1,4 +1,4 @@
-"""BatchNorm, residual and ReLU in fused kernels give what PyTorch's own operations give, and only where they are for it.
+"""BatchNorm, residual and ReLU in fused kernels give what PyTorch's operations give, and only where they are for it.
 
 With a GPU the kernels run there; without one, Triton's interpreter runs them on the CPU.
 """
@@ -65,7 +65,7 @@ CASES = {
     "one pixel": Case((7, 5, 1, 1)),
     "one channel": Case((4, 1, 5, 5)),
     "the tiles of a GPU, few rows": Case((2, 16, 8, 8), Tiling()),
-    "the tiles of a GPU, many rows": Case((5, 40, 30, 30), Tiling()),
+    "the tiles of a GPU, many rows": Case((2, 40, 24, 24), Tiling(few_rows=1024)),
     "tiles on their way while one is worked on": Case((5, 8, 6, 7), SMALL._replace(stages=3)),
     "bfloat16": Case((5, 8, 6, 7), dtype=torch.bfloat16),
     "float16": Case((5, 8, 6, 7), dtype=torch.float16),
@@ -96,7 +96,9 @@ def outcome(
     found = {"outputs": outputs, "inputs": inputs.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
     if other is not None:
         found["residual"] = other.grad
-    return {name: tensor.detach().to("cpu", torch.float64) for name, tensor in (found | dict(norm.named_buffers())).items()}
+    return {
+        name: tensor.detach().to("cpu", torch.float64) for name, tensor in (found | dict(norm.named_buffers())).items()
+    }
 
 
 def compare(call: Callable[[nn.BatchNorm2d, Tensor, Tensor | None], Tensor], case: Case, residual: bool) -> None:
@@ -143,23 +145,20 @@ def test_what_is_not_a_number_is_not_hidden() -> None:
 
 
 @pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize("make", [lambda: resnet18(width=4), lambda: cnn(size=8)], ids=["resnet18", "cnn"])
+@pytest.mark.parametrize("make", [lambda: resnet18(width=16), lambda: cnn(size=16)], ids=["resnet18", "cnn"])
 def test_a_network_trains_as_without(make: Callable[[], nn.Module]) -> None:
+    # With four channels, oneDNN's slopes of weights with channels last write past their memory (PyTorch 2.13).
     torch.manual_seed(0)
     plain = make().to(DEVICE).to(memory_format=torch.channels_last)
-    fused = fuse_norms(deepcopy(plain))
+    fused, exact = fuse_norms(deepcopy(plain)), deepcopy(plain).double()
     assert list(fused.state_dict()) == list(plain.state_dict())
-    inputs = Case((3, 3, 8, 8)).inputs()
-    slopes = []
-    for model in (plain, fused):
-        model(inputs).square().sum().backward()
-        slopes.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, slope in slopes[0].items():
-        torch.testing.assert_close(slopes[1][name], slope, rtol=1e-3, atol=1e-4 * slope.abs().max().item() + 1e-6)
-    for (name, buffer), other in zip(plain.named_buffers(), fused.buffers(), strict=True):
-        torch.testing.assert_close(other, buffer, rtol=1e-4, atol=1e-5, msg=name)
-    assert_close = torch.testing.assert_close
-    assert_close(fused.eval()(inputs), plain.eval()(inputs), rtol=1e-3, atol=1e-4)
+    inputs = Case((6, 3, 16, 16)).inputs()
+    for model, batch in ((fused, inputs), (exact, inputs.double())):
+        model(batch).square().sum().backward()
+    for (name, parameter), wanted in zip(fused.named_parameters(), exact.parameters(), strict=True):
+        assert (parameter.grad - wanted.grad).norm() <= 1e-3 * wanted.grad.norm(), name
+    for (name, buffer), wanted in zip(fused.named_buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(buffer.to(wanted), wanted, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def fails(*_: object) -> Tensor:
@@ -234,7 +233,7 @@ def test_without_a_gpu_nothing_is_computed_otherwise() -> None:
     if DEVICE == "cuda":
         pytest.skip("there is a GPU here")
     torch.manual_seed(0)
-    plain = resnet18(width=4).to(memory_format=torch.channels_last)
+    plain = resnet18(width=16).to(memory_format=torch.channels_last)
     fused = fuse_norms(deepcopy(plain))
     inputs = Case((3, 3, 8, 8)).inputs()
     assert torch.equal(plain(inputs), fused(inputs))

@@ -206,7 +206,7 @@ class TestSizes:
     def test_as_many_groups_as_tensors_are_read_in_no_time(self):
         """A file can name so many tensors in less than a megabyte."""
         slots = tuple(Slot(str(i), (2,), Kind.GRID) for i in range(30_000))
-        groups = grid_stream._write_groups(list(range(len(slots))), len(slots))
+        groups = grid_stream.write_groups(list(range(len(slots))), len(slots))
         stream = b"\x76" + groups + bytes(2) + b"\x00\x00" * len(slots)
         began = time.thread_time()
         values = GRID.decode(slots, Coded(stream, codec=2), None)

@@ -7,7 +7,7 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -48,9 +48,25 @@ def changes(
 
     Right on average; to nearest without a `source`, by who keeps what is lost.
     """
-    together = _together(moved, received, bits, source)
+    return changes_each([moved], received, bits, [source])[0]
+
+
+def changes_each(
+    moved: Sequence[Weights],
+    received: Mapping[str, Tensor],
+    bits: Mapping[str, int],
+    sources: Sequence[torch.Generator | None],
+) -> list[dict[str, Grid]]:
+    """The changes of several clients, each with a source of its own."""
+    together = _together(moved, received, bits, sources)
     if together is not None:
         return together
+    return [_one_by_one(own, received, bits, source) for own, source in zip(moved, sources, strict=True)]
+
+
+def _one_by_one(
+    moved: Weights, received: Mapping[str, Tensor], bits: Mapping[str, int], source: torch.Generator | None
+) -> dict[str, Grid]:
     out = {}
     for name, tensor in moved.items():  # one at a time: of a large model all differences are another model
         change = tensor.float() - received[name].float()
@@ -77,35 +93,44 @@ def _rows(shapes: tuple[tuple[int, ...], ...], bits: tuple[int, ...]) -> _Rows:
 
 
 def _together(
-    moved: Weights, received: Mapping[str, Tensor], bits: Mapping[str, int], source: torch.Generator | None
-) -> dict[str, Grid] | None:
+    moved: Sequence[Weights],
+    received: Mapping[str, Tensor],
+    bits: Mapping[str, int],
+    sources: Sequence[torch.Generator | None],
+) -> list[dict[str, Grid]] | None:
     """The same for all tensors in one go, as thousands of small models want it; None where it does not apply."""
-    tensors = list(moved.values())
-    sizes = [tensor.numel() for tensor in tensors]
+    names = list(moved[0])
+    tensors = [own[name] for own in moved for name in names]
+    sizes = [moved[0][name].numel() for name in names]
     if not 0 < sum(sizes) <= SMALL or 0 in sizes:
         return None
-    before = [received[name] for name in moved]
+    before = [received[name] for name in names]
     if any(tensor.device.type != "cpu" for tensor in tensors + before):
         return None
     new, old = (torch.cat([tensor.detach().reshape(-1) for tensor in part]).float() for part in (tensors, before))
-    change = (new - old).numpy()
-    shapes = [tensor.shape for tensor in tensors]
-    rows = _rows(tuple(tuple(shape) for shape in shapes), tuple(bits[name] for name in moved))
-    largest = np.maximum.reduceat(np.abs(change), rows.starts)
+    change = (new.view(len(moved), -1) - old).numpy()
+    shapes = [tuple(tensor.shape) for tensor in before]
+    rows = _rows(tuple(shapes), tuple(bits[name] for name in names))
+    largest = np.maximum.reduceat(np.abs(change), rows.starts, axis=1)
     if not np.isfinite(largest).all():
         return None  # one by one, so that it is refused as ever
     mantissa, exponent = np.frexp(largest / rows.largest_codes)
     exponents = np.where(largest > 0, exponent - (mantissa == 0.5), LOWEST).clip(LOWEST, HIGHEST)
-    steps = change * np.repeat(np.ldexp(1.0, -exponents), rows.lengths)
-    if source is not None:
-        steps += torch.rand(len(steps), generator=source, dtype=torch.float64).numpy()
-    whole = (np.rint if source is None else np.floor)(steps, out=steps).clip(-LARGEST, LARGEST).astype(np.int32)
-    codes = torch.split(torch.from_numpy(whole), sizes)
-    powers = torch.split(torch.from_numpy(exponents.astype(np.int16)), rows.counts)
-    return {
-        name: Grid(own.view(shape), power if len(shape) > 1 else power[0])
-        for name, shape, own, power in zip(moved, shapes, codes, powers, strict=True)
-    }
+    steps = change * np.repeat(np.ldexp(1.0, -exponents), rows.lengths, axis=1)
+    for own, source in zip(steps, sources, strict=True):
+        if source is None:
+            np.rint(own, out=own)
+        else:
+            own += torch.rand(len(own), generator=source, dtype=torch.float64).numpy()
+            np.floor(own, out=own)
+    codes = torch.from_numpy(steps.clip(-LARGEST, LARGEST).astype(np.int32))
+    powers, columns = torch.from_numpy(exponents.astype(np.int16)), []
+    for shape, own, power in zip(
+        shapes, torch.split(codes, sizes, dim=1), torch.split(powers, rows.counts, dim=1), strict=True
+    ):
+        pairs = own.view(len(moved), *shape), power if len(shape) > 1 else power[:, 0]
+        columns.append([Grid(*pair) for pair in zip(*(part.unbind() for part in pairs), strict=True)])
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def rounded(weights: Weights, before: Weights, bits: Mapping[str, int], finest: int = FINEST) -> dict[str, Grid]:

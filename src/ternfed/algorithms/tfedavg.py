@@ -10,7 +10,7 @@ Beyond the paper: what is not ternary travels on a grid (`rest.py`), and clients
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ternfed.algorithms.algorithm import (
     About,
     Algorithm,
     Client,
+    FinishTogether,
     Helpers,
     Local,
     Network,
@@ -34,7 +35,7 @@ from ternfed.algorithms.algorithm import (
     dense_weights,
     split,
 )
-from ternfed.algorithms.rest import FINEST, added, bits_of, changes, rounded
+from ternfed.algorithms.rest import FINEST, added, bits_of, changes_each, rounded
 from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings
 from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, way_up
@@ -85,16 +86,23 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         parameters, buffers = split(dense_weights(received), network)
         return way.start(parameters, buffers, received, memory, client), memory
 
-    def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
+    def finish(
+        locals_: Sequence[Local], received: Message, memories: Sequence[ClientMemory], clients: Sequence[Client]
+    ) -> list[tuple[Message, ClientMemory]]:
         before = OneByOne(received)
-        layers, memory = way.finish(local, before, memory, client)
-        moved = network.without_counters({**local.weights, **local.buffers})
-        others = {name: tensor for name, tensor in moved.items() if name not in (*layers, *rest)}
-        floats = {name: moved[name] for name in rest}
-        if not up_bits:
-            return Message({**as_kind(floats, network, settings.dense), **others, **layers}, {}), memory
-        changed = changes(floats, before, up_bits, client.draw("rest"))
-        return Message({**changed, **others, **layers}, {}), memory
+        ended = way.finish(locals_, before, memories, clients)
+        moved = [network.without_counters({**local.weights, **local.buffers}) for local in locals_]
+        floats = [{name: own[name] for name in rest} for own in moved]
+        sent: Sequence[Mapping[str, Value]]
+        if up_bits:
+            sent = changes_each(floats, before, up_bits, [client.draw("rest") for client in clients])
+        else:
+            sent = [as_kind(own, network, settings.dense) for own in floats]
+        out = []
+        for (layers, memory), whole, own in zip(ended, moved, sent, strict=True):
+            others = {name: tensor for name, tensor in whole.items() if name not in layers and name not in rest}
+            out.append((Message({**own, **others, **layers}, {}), memory))
+        return out
 
     def message_of(weights: Weights, sent: Mapping[str, Value]) -> Message:
         plain = {name: tensor for name, tensor in weights.items() if name not in sent}
@@ -170,7 +178,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         open=opening,
         broadcast=lambda server: message_of(server.weights, server.sent),
         start=start,
-        finish=finish,
+        finish=FinishTogether(finish),
         update=update,
         reference=reference,
         changes=up_grid,

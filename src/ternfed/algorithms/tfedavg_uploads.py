@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ternfed.algorithms.algorithm import Client, Local, Network, Training, Weights
 from ternfed.algorithms.optimizers import Adam
-from ternfed.algorithms.rest import changes
+from ternfed.algorithms.rest import changes_each
 from ternfed.algorithms.tfedavg_settings import Latents, Settings, Start, Upload
 from ternfed.quantize.ternary import (
     Quantizer,
@@ -58,8 +58,12 @@ class Way:
     """Those that uploads hold on a grid."""
     start: Callable[[Weights, Weights, Message, ClientMemory, Client], Local]
     """What a client trains, from the parameters and buffers of the message it received."""
-    finish: Callable[[Local, Mapping[str, Tensor], ClientMemory, Client], tuple[dict[str, Value], ClientMemory]]
-    """What it sends of the ternary layers, given the weights it received where it sends changes; what it remembers."""
+    finish: Callable[
+        [Sequence[Local], Mapping[str, Tensor], Sequence[ClientMemory], Sequence[Client]],
+        list[tuple[dict[str, Value], ClientMemory]],
+    ]
+    """What clients send of the ternary layers, given the weights they received where they send changes; what each of
+    them remembers."""
     opened: Callable[[Weights], Weights]
     """The server's latent weights before the first round."""
     combined: Callable[[Weights, ServerMemory], tuple[Weights, Weights, Weights]]
@@ -108,9 +112,7 @@ def _trits(network: Network, training: Training, settings: Settings) -> Way:
                 parameters[name] = torch.where(agrees, memory.latents[name], parameters[name])
         return Local(parameters, buffers, factors, local_quantizer.factor, scales)
 
-    def finish(
-        local: Local, before: Mapping[str, Tensor], memory: ClientMemory, client: Client
-    ) -> tuple[dict[str, Value], ClientMemory]:
+    def ended(local: Local, memory: ClientMemory) -> tuple[dict[str, Value], ClientMemory]:
         local_quantizer = replace(quantizer, factor=local.threshold)
         ternary = {
             name: ternary_of(local.weights[name], local.factors.get(name), local_quantizer, name) for name in names
@@ -141,7 +143,7 @@ def _trits(network: Network, training: Training, settings: Settings) -> Way:
         as_trits=names,
         on_grid=(),
         start=start,
-        finish=finish,
+        finish=lambda locals_, before, memories, clients: [*map(ended, locals_, memories)],
         opened=lambda weights: {},
         combined=combined,
         lost=lost if settings.error_feedback else None,
@@ -156,11 +158,15 @@ def _differences(network: Network, training: Training, settings: Settings) -> Wa
     rest_at = settings.settle_at_decay if others else None
 
     def finish(
-        local: Local, before: Mapping[str, Tensor], memory: ClientMemory, client: Client
-    ) -> tuple[dict[str, Value], ClientMemory]:
-        layers = {name: local.weights[name] for name in names}
+        locals_: Sequence[Local],
+        before: Mapping[str, Tensor],
+        memories: Sequence[ClientMemory],
+        clients: Sequence[Client],
+    ) -> list[tuple[dict[str, Value], ClientMemory]]:
+        layers = [{name: local.weights[name] for name in names} for local in locals_]
         bits = dict.fromkeys(names, settings.difference_bits)
-        return {**changes(layers, before, bits, client.draw("layers"))}, memory
+        changed = changes_each(layers, before, bits, [client.draw("layers") for client in clients])
+        return [({**own}, memory) for own, memory in zip(changed, memories, strict=True)]
 
     def combined(average: Weights, before: ServerMemory) -> tuple[Weights, Weights, Weights]:
         latents = {name: before.latents[name] + settings.server_rate * average[name] for name in names}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.exchange import Broadcast, Broadcasts, reply_each
-from ternfed.round.federation import Federation, Site, finish, prepare
+from ternfed.round.federation import Federation, Site, finish_each, prepare
 from ternfed.round.traffic import Clock
 from ternfed.training.choose import train_recovering
 from ternfed.training.work import Trained, Work
@@ -70,15 +70,19 @@ def _sent(
     federation: Federation, number: int, broadcast: Broadcast, part: Sequence[tuple[Site, tuple[Work, Any], Trained]]
 ) -> Iterator[Answer]:
     """What some clients send."""
-    finished, diverged = {}, {}
-    for site, (work, started), trained in part:
-        try:
-            finished[site.index] = finish(site, number, broadcast, started, work.order, trained)
-        except NonFiniteError as error:
-            diverged[site.index] = str(error)
-    coded = iter(reply_each(federation.algorithm, [message for message, _ in finished.values()], broadcast))
-    for site, *_ in part:
-        if site.index in diverged:
-            yield Answer(site.index, b"", None, diverged[site.index])
+    sites = [site for site, *_ in part]
+    ended = finish_each(
+        sites,
+        number,
+        broadcast,
+        [started for _, (_, started), _ in part],
+        [work.order for _, (work, _), _ in part],
+        [trained for *_, trained in part],
+    )
+    messages = [own[0] for own in ended if not isinstance(own, NonFiniteError)]
+    coded = iter(reply_each(federation.algorithm, messages, broadcast))
+    for site, own in zip(sites, ended, strict=True):
+        if isinstance(own, NonFiniteError):
+            yield Answer(site.index, b"", None, str(own))
         else:
-            yield Answer(site.index, next(coded), finished[site.index][1])
+            yield Answer(site.index, next(coded), own[1])

@@ -19,6 +19,7 @@ from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms.algorithm import (
     Algorithm,
     Client,
+    FinishTogether,
     Helpers,
     Network,
     Training,
@@ -28,6 +29,7 @@ from ternfed.data.partitions import histogram
 from ternfed.data.values import DataSet
 from ternfed.experiment.accountant import need_accounting
 from ternfed.experiment.experiment import Experiment, ExperimentError
+from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.checks import check_batches, check_device, check_fit, check_task
 from ternfed.round.exchange import Broadcast, Broadcasts, numbered, reply_each
 from ternfed.round.state import State, keep
@@ -188,6 +190,36 @@ def finish(
     """Client: what it sends, before it is bytes, and what it will remember."""
     message, memory = site.algorithm.finish(trained.local, broadcast.message, memory, site.client(round))
     return numbered(site.algorithm, message, _numbers(site, broadcast, round, order, trained)), memory
+
+
+def finish_each(
+    sites: Sequence[Site],
+    round: int,
+    broadcast: Broadcast,
+    memories: Sequence[Any],
+    orders: Sequence[Tensor],
+    trained: Sequence[Trained],
+) -> list[tuple[Message, Any] | NonFiniteError]:
+    """Clients that share a machine: `finish` of each, or why it has nothing to send."""
+    together = sites[0].algorithm.finish
+    if isinstance(together, FinishTogether) and len(sites) > 1:
+        locals_, clients = [own.local for own in trained], [site.client(round) for site in sites]
+        try:
+            ended = together.each(locals_, broadcast.message, memories, clients)
+        except NonFiniteError:
+            pass  # one by one, to see whose it is
+        else:
+            return [
+                (numbered(site.algorithm, message, _numbers(site, broadcast, round, order, own)), memory)
+                for site, order, own, (message, memory) in zip(sites, orders, trained, ended, strict=True)
+            ]
+    out: list[tuple[Message, Any] | NonFiniteError] = []
+    for site, memory, order, own in zip(sites, memories, orders, trained, strict=True):
+        try:
+            out.append(finish(site, round, broadcast, memory, order, own))
+        except NonFiniteError as error:
+            out.append(error)
+    return out
 
 
 def answer(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[bytes, Any]:

@@ -7,6 +7,7 @@ is lossless whatever is held and small where that is near.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -157,9 +158,50 @@ def _decode_each(slots: Slots, many: Sequence[Coded], held: HeldGrids | None) ->
     for slot, size, count in zip(slots, layout.sizes, layout.steps, strict=True):
         own = torch.from_numpy(codes[:, at : at + size].copy()).view(len(many), *slot.shape)
         powers = steps[:, step : step + count].reshape(len(many), *exponents_shape(slot))
-        columns.append([Grid(*pair) for pair in zip(own.unbind(), powers.unbind(), strict=True)])
+        columns.append(_Column(own, powers).grids())
         at, step = at + size, step + count
     return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in many]
+
+
+class _Column:
+    """One slot of many messages: what is asked of one of its grids is computed for all of them at once."""
+
+    def __init__(self, codes: Tensor, exponents: Tensor) -> None:
+        self._codes, self._exponents = codes, exponents
+
+    def grids(self) -> list[Grid]:
+        pairs = zip(self._codes.unbind(), self._exponents.unbind(), strict=True)
+        return [_OfMany.at(self, row, *pair) for row, pair in enumerate(pairs)]
+
+    @cached_property
+    def dense(self) -> tuple[Tensor, ...]:
+        codes = self._codes.flatten(0, 1) if self._exponents.dim() > 1 else self._codes
+        return Grid(codes, self._exponents.reshape(-1)).dense().view(self._codes.shape).unbind()
+
+    @cached_property
+    def largest(self) -> list[float]:
+        if not self._codes.numel():
+            return [0.0] * len(self._codes)
+        rows = torch.aminmax(self._codes.reshape(self._exponents.numel(), -1), dim=1)
+        sizes = torch.ldexp(torch.maximum(-rows.min, rows.max).double(), self._exponents.reshape(-1).int())
+        largest: list[float] = sizes.view(len(self._codes), -1).amax(1).tolist()
+        return largest
+
+
+class _OfMany(Grid):
+    """A grid that arrived with others; nobody may change what it is made dense to."""
+
+    column: _Column | None = None
+    row = 0
+
+    @staticmethod
+    def at(column: _Column, row: int, codes: Tensor, exponents: Tensor) -> _OfMany:
+        own = _OfMany(codes, exponents)
+        own.column, own.row = column, row
+        return own
+
+    def dense(self) -> Tensor:
+        return super().dense() if self.column is None else self.column.dense[self.row]
 
 
 def _check_read(exponents: Numbers, codes: Numbers) -> None:
@@ -227,6 +269,8 @@ def _costs(values: Sequence[Grid], coded: Coded) -> list[float]:
 
 
 def _largest(value: Grid) -> float:
+    if isinstance(value, _OfMany) and value.column is not None:
+        return value.column.largest[value.row]
     if not value.codes.numel():
         return 0.0
     codes, exponents = value.codes, value.exponents
@@ -249,9 +293,9 @@ GRID: Form[Grid, HeldGrids] = Form(
     join=lambda parts: Grid(**parts),
     slot=_slot,
     check=_check,
-    dense=Grid.dense,
+    dense=lambda grid: grid.dense(),
     largest=_largest,
-    lends=Grid.dense,
+    lends=lambda grid: grid.dense(),
     hold=_hold,
     encode=_encode,
     front=lambda slots, flags: 0,

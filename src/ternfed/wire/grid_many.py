@@ -7,16 +7,20 @@ that may help, is left to it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
+import constriction
 import numpy as np
 from numpy.typing import NDArray
 
 from ternfed.quantize.grid import HIGHEST, LOWEST
+from ternfed.wire.ans import coder_to_bytes
 from ternfed.wire.form import Slots
-from ternfed.wire.grid_stream import Plan, write
+from ternfed.wire.grid_stream import lists_of, write_groups
 from ternfed.wire.groups import FINE, MOST_PIECES, groups_of_each
 from ternfed.wire.held_grids import HeldGrids, layout_of
-from ternfed.wire.numbers import BLOCK, Histogram, Model, Numbers, joined, symbols_of, weighed
+from ternfed.wire.models_many import best_of_each, push
+from ternfed.wire.numbers import BLOCK, Model, Numbers, symbols_of, weighed
 
 REACH = (2 << FINE) - 1
 """The largest code: up to here every number is a bucket by itself."""
@@ -36,15 +40,48 @@ def streams(slots: Slots, codes: Numbers, exponents: Numbers, held: HeldGrids | 
     layout = layout_of(slots)
     table = _counts(codes, layout.sizes)
     alone = np.ones(len(codes), bool) if held is None else _useless(codes, exponents, held, table.sum(axis=1))
-    for row, groups in enumerate(groups_of_each(table)):
+    groups = groups_of_each(table)
+    counts = [max(each) + 1 for each in groups]
+    models, middles, around = best_of_each(_by_group(table, groups, counts)), *_around(exponents)
+    for row, of_steps in enumerate(best_of_each(_table(around))):
+        own = list(islice(models, counts[row]))
         if not alone[row]:
             yield None
             continue
-        members: list[list[Histogram]] = [[] for _ in range(max(groups) + 1)]
-        for group, counts in zip(groups, table[row], strict=True):
-            used = np.flatnonzero(counts)
-            members[group].append(Histogram(used - REACH, counts[used]))
-        yield write(codes[row], exponents[row], Plan(groups, [joined(each).best() for each in members]), layout)
+        coder = constriction.stream.stack.AnsCoder()
+        # The coder is a stack: what is to come out first goes in last.
+        for each, model in zip(reversed(lists_of(codes[row], groups[row], layout)), reversed(own), strict=True):
+            push(coder, each, model)
+        push(coder, around[row], of_steps)
+        head = [bytes([middles[row] - LOWEST]), write_groups(groups[row], counts[row]), of_steps.written]
+        yield b"".join((*head, *(model.written for model in own), coder_to_bytes(coder)))
+
+
+def _by_group(table: NDArray[np.int64], groups: Sequence[Sequence[int]], counts: Sequence[int]) -> NDArray[np.int64]:
+    """How often each value occurs in each group of each message, one message after another."""
+    ends = np.cumsum(counts)
+    out = np.zeros((ends[-1], table.shape[2]), np.int64)
+    places = np.array(groups, np.int64) + (ends - np.array(counts, np.int64))[:, None]
+    np.add.at(out, places.reshape(-1), table.reshape(-1, table.shape[2]))
+    return out
+
+
+def _around(exponents: Numbers) -> tuple[list[int], Numbers]:
+    """The commonest exponent of each message, and how all differ from it."""
+    low = int(exponents.min())
+    width = int(exponents.max()) - low + 1
+    places = exponents - low + (np.arange(len(exponents)) * width)[:, None]
+    table = np.bincount(places.reshape(-1), minlength=len(exponents) * width).reshape(-1, width)
+    middles = table.argmax(axis=1) + low
+    return middles.tolist(), (exponents - middles[:, None]).astype(np.int32)
+
+
+def _table(numbers: Numbers) -> NDArray[np.int64]:
+    """How often each value occurs in each row, zero in the middle."""
+    reach = int(np.abs(numbers).max())
+    width = 2 * reach + 1
+    places = numbers + (np.arange(len(numbers)) * width + reach)[:, None]
+    return np.bincount(places.reshape(-1), minlength=len(numbers) * width).reshape(-1, width)
 
 
 def _counts(codes: Numbers, sizes: Sequence[int]) -> NDArray[np.int64]:

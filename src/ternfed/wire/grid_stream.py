@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import constriction
 import numpy as np
@@ -58,7 +59,7 @@ def plan(found: Sequence[Histogram]) -> Plan:
 
 def write(numbers: Numbers, exponents: Numbers, planned: Plan, layout: Layout) -> bytes:
     """Base of the exponents, groups, models, then the words of one stream for all lists."""
-    lists, models, base = _lists(numbers, planned, layout), planned.models, b""
+    lists, models, base = lists_of(numbers, planned.groups, layout), planned.models, b""
     if len(exponents):
         found = histogram([exponents])
         middle = int(found.values[found.counts.argmax()])
@@ -69,7 +70,7 @@ def write(numbers: Numbers, exponents: Numbers, planned: Plan, layout: Layout) -
     # The coder is a stack: what is to come out first goes in last.
     for each, model in zip(reversed(lists), reversed(models), strict=True):
         push(coder, each, model)
-    head = base + _write_groups(planned.groups, len(planned.models)) + b"".join(model.write() for model in models)
+    head = base + write_groups(planned.groups, len(planned.models)) + b"".join(model.write() for model in models)
     return head + coder_to_bytes(coder)
 
 
@@ -107,19 +108,20 @@ def _members(groups: Sequence[int], count: int) -> list[list[int]]:
     return members
 
 
-def _lists(numbers: Numbers, planned: Plan, layout: Layout) -> list[Numbers]:
+def lists_of(numbers: Numbers, groups: Sequence[int], layout: Layout) -> list[Numbers]:
     """The numbers of each group, slot by slot."""
-    if len(planned.models) == 1:
+    count = max(groups, default=0) + 1
+    if count == 1:
         return [numbers]
     starts, sizes = _starts(layout), layout.sizes
     return [
         np.concatenate([numbers[starts[place] : starts[place] + sizes[place]] for place in places])
-        for places in _members(planned.groups, len(planned.models))
+        for places in _members(groups, count)
     ]
 
 
 def _in_order(lists: Sequence[Numbers], members: Sequence[Sequence[int]], layout: Layout) -> Numbers:
-    """The inverse of `_lists`."""
+    """The inverse of `lists_of`."""
     starts, out = _starts(layout), np.empty(layout.total, lists[0].dtype)
     for flat, places in zip(lists, members, strict=True):
         stop = 0
@@ -130,13 +132,10 @@ def _in_order(lists: Sequence[Numbers], members: Sequence[Sequence[int]], layout
 
 
 def _starts(layout: Layout) -> list[int]:
-    starts = [0]
-    for size in layout.sizes:
-        starts.append(starts[-1] + size)
-    return starts
+    return [0, *accumulate(layout.sizes)]
 
 
-def _write_groups(groups: Sequence[int], count: int) -> bytes:
+def write_groups(groups: Sequence[int], count: int) -> bytes:
     """How many there are; with more than one also that of each slot, in as few bits as the last needs."""
     if count == 1:
         return varint.write(1)

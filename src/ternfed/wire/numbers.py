@@ -48,7 +48,7 @@ class Model(NamedTuple):
         """How fine and how many on either side, then every count but zero's."""
         counts = self.counts.tolist()
         head = varint.write(8 * self.low + self.fine - 1) + varint.write(len(counts) - 1 - self.low)
-        return head + b"".join(varint.write(count) for count in counts[: self.low] + counts[self.low + 1 :])
+        return head + varint.write_many(counts[: self.low] + counts[self.low + 1 :])
 
     @property
     def bits(self) -> float:
@@ -85,10 +85,7 @@ def read_model(data: memoryview, at: int, total: int) -> tuple[Model, int]:
     fine, low = head % 8 + 1, head // 8
     if max(low, high) > _highest(fine):
         raise ImpossibleCount(f"a model of {low} + 1 + {high} buckets")
-    counts = []
-    for _ in range(low + high):
-        count, at = varint.read(data, at)
-        counts.append(count)
+    counts, at = varint.read_many(data, at, low + high)
     if sum(counts) > total or (low and not counts[0]) or (high and not counts[-1]):
         raise ImpossibleCount(f"a model of {sum(counts)} numbers beside zero, the list has {total}, or an empty bucket")
     return Model(fine, low, np.array([*counts[:low], total - sum(counts), *counts[low:]], np.int64)), at
@@ -236,41 +233,51 @@ def push(coder: Any, numbers: Numbers, model: Model) -> None:
     categorical = _categorical(model.counts)
     for at in reversed(range(0, len(numbers), BLOCK)):
         part = numbers[at : at + BLOCK]
-        if not model.is_coarse:
+        if model.is_coarse:
+            push_coarse(coder, part, model.fine, model.low, categorical)
+        else:
             coder.encode_reverse(part + np.int32(model.low), categorical)
-            continue
-        symbols, widths = symbols_of(part, model.fine)
-        sizes = np.abs(part)
-        for width in reversed(_above_zero(widths)):
-            below = sizes[widths == width] & ((1 << width) - 1)
-            coder.encode_reverse(below.astype(np.int32), _uniform(width))
-        coder.encode_reverse((symbols + model.low).astype(np.int32), categorical)
+
+
+def push_coarse(coder: Any, numbers: Numbers, fine: int, low: int, categorical: Any) -> None:
+    """Up to `BLOCK` numbers, some of which share a bucket: their buckets, and behind them the bits below."""
+    symbols, widths = symbols_of(numbers, fine)
+    sizes = np.abs(numbers)
+    for width in reversed(_above_zero(widths)):
+        below = sizes[widths == width] & ((1 << width) - 1)
+        coder.encode_reverse(below.astype(np.int32), _uniform(width))
+    coder.encode_reverse((symbols + low).astype(np.int32), categorical)
 
 
 def pop(coder: Any, total: int, model: Model, dtype: Any = np.int32) -> Numbers:
     """Take a list of so many numbers from the coder's stack; int8 where the model fits a byte and that is asked for."""
-    out: Numbers = np.zeros(total, dtype)
     if len(model.counts) == 1:
-        return out
-    categorical, found = _categorical(model.counts), np.zeros(len(model.counts), np.int64)
-    if model.is_coarse:
-        buckets = np.arange(-model.low, len(model.counts) - model.low)
-        (starts, widths_of), signs = bounds(np.abs(buckets), model.fine), np.sign(buckets)
+        return np.zeros(total, dtype)
+    categorical, coarse = _categorical(model.counts), model.is_coarse
+    out, found = np.empty(total, dtype), np.zeros(len(model.counts), np.int64)
     for at in range(0, total, BLOCK):
         part = out[at : at + BLOCK]
         places = coder.decode(categorical, len(part))
         found += np.bincount(places, minlength=len(found))
-        if not model.is_coarse:
+        if not coarse:
             np.subtract(places, model.low, out=part, casting="unsafe")
             continue
+        starts, widths_of, signs = _read_buckets(model.fine, model.low, len(model.counts))
         sizes, widths = starts[places], widths_of[places]
         for width in _above_zero(widths):
             there = np.flatnonzero(widths == width)
             sizes[there] += coder.decode(_uniform(width), len(there))
         part[:] = signs[places] * sizes
-    if not np.array_equal(found, model.counts):
+    if (found != model.counts).any():
         raise WrongProbabilities("the numbers that came are not those their model was built for")
     return out
+
+
+@lru_cache(16)
+def _read_buckets(fine: int, low: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of the buckets from -low upwards: the smallest size in each, the bits below, the sign."""
+    buckets = np.arange(-low, count - low)
+    return *bounds(np.abs(buckets), fine), np.sign(buckets)
 
 
 def _above_zero(widths: NDArray[np.int64]) -> list[int]:
@@ -282,6 +289,7 @@ def _categorical(counts: Counts) -> Any:
     return constriction.stream.model.Categorical(weights(counts).astype(np.float64), perfect=False)
 
 
+@lru_cache(32)
 def _uniform(width: int) -> Any:
     return constriction.stream.model.Uniform(1 << width)
 

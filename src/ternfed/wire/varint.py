@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,13 @@ def write(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def write_many(values: Sequence[int]) -> bytes:
+    """`write` of each, end to end."""
+    if not values or (min(values) >= 0 and max(values) <= 0x7F):
+        return bytes(values)
+    return b"".join(write(value) for value in values)
 
 
 def length(values: NDArray[Any]) -> int:
@@ -46,3 +54,15 @@ def read(data: memoryview, at: int) -> tuple[int, int]:
                 raise ImpossibleCount("a number is not in its shortest form")
             return value, at + place + 1
     raise ImpossibleCount("a number has more than 56 bits")
+
+
+def read_many(data: memoryview, at: int, count: int) -> tuple[list[int], int]:
+    """So many numbers and where the next thing starts."""
+    short = bytes(data[at : at + count])
+    if len(short) == count and (not count or max(short) < 0x80):
+        return list(short), at + count
+    values = []
+    for _ in range(count):
+        value, at = read(data, at)
+        values.append(value)
+    return values, at
