@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from wire_samples import grid, small
 
 from ternfed.quantize.grid import Grid
-from ternfed.wire import Message, WrongChecksum, decode, decode_each, encode, encode_each, same, schema_of
+from ternfed.wire import Message, WrongChecksum, decode, decode_each, dense, encode, encode_each, same, schema_of
 
 
 def upload(rng: np.random.Generator, size: float) -> Message:
@@ -42,6 +42,9 @@ def test_bytes_are_those_of_one_by_one(seed, count, size, held):
     assert together == [encode(message, schema, reference=reference) for message in messages]
     for message, back in zip(messages, decode_each(together, schema, reference=reference), strict=True):
         assert same(back, message)
+        for name, value in message.tensors.items():
+            assert torch.equal(dense(back.tensors[name]), dense(value))
+        assert back.largest == message.largest
 
 
 def test_messages_of_every_form_can_be_coded_together():
