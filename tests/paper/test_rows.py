@@ -141,6 +141,8 @@ class TestTheFiles:
                 table = row.experiment().to_table()
                 del table["algorithm"], table["name"]
                 shows = set(row.about.shows) - {"frontier"}  # CMFL has no point there
+                if not shows:
+                    del table["training"]["rate"]  # a point of the frontier has the best of its own search
                 tables.append((table, row.about.seeds, shows, row.about.device))
             assert all(table == tables[0] for table in tables)
             compared += len(tables) - 1
