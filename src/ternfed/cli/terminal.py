@@ -71,7 +71,10 @@ def _score(score: float, measure: Measure) -> str:
 
 
 def _against(count: int, first: int) -> str:
-    return size(count) if count == first or not count else f"{size(count)} (1/{first / count:.1f})"
+    if count == first or not count:
+        return size(count)
+    times = first / count
+    return f"{size(count)} (1/{times:.{0 if times >= 100 else 1}f})"
 
 
 WIDE = 220
