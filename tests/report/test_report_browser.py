@@ -101,6 +101,10 @@ def test_the_summary_fits_the_window_and_so_does_the_page(opened: Browser, width
     assert whole <= width
 
 
+def test_names_of_runs_have_room_for_words(opened: Browser) -> None:
+    assert opened.run("return document.querySelector('#table-summary td').getBoundingClientRect().width") > 70
+
+
 def test_on_a_small_window_wide_tables_scroll_in_their_own_box(opened: Browser) -> None:
     opened.resize(700, 800)
     assert opened.run("return document.documentElement.scrollWidth") <= 700
