@@ -13,13 +13,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from ternfed.bench.measure import best
+from ternfed.bench.measure import best, resident
 from ternfed.bench.tables import markdown
 from ternfed.data.sets import from_arrays
 from ternfed.engines.simulate import federate
@@ -121,12 +120,12 @@ def play(weights: int, way: str) -> BigRound:
     settings = ("federation.clients=2", "federation.rounds=1", "training.epochs=1", "training.rate=0.01")
     with one_thread():
         list(federate(_model(20), data, *WAYS[way], *settings))  # what is loaded once is there
-        before = _peak()
+        before = resident("VmHWM")
         model = _model(width)
         (outcome,) = federate(model, data, *WAYS[way], *settings)
     size = sum(4 * parameter.numel() for parameter in model.parameters())
     seconds = sum(outcome.seconds.values())
-    peak = _peak()
+    peak = resident("VmHWM")
     return BigRound(way, width**2, (peak - before) / size, peak, seconds, outcome.bytes_up, outcome.bytes_down)
 
 
@@ -134,12 +133,6 @@ def _model(width: int) -> nn.Module:
     torch.manual_seed(0)
     middle = nn.Linear(width, width, bias=False)
     return nn.Sequential(nn.Linear(16, width), nn.ReLU(), middle, nn.ReLU(), nn.Linear(width, 10))
-
-
-def _peak() -> int:
-    """Peak resident bytes of this process."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ternfed.bench.measure import resident
 from ternfed.bench.tables import markdown
 from ternfed.data.values import DataSet
 from ternfed.engines.flower import client_round, processes
@@ -85,7 +86,7 @@ class _Watch:
 
     @staticmethod
     def of(side: str, model: int) -> _Watch:
-        watch = _Watch(side, model, _resident("VmRSS"))
+        watch = _Watch(side, model, resident("VmRSS"))
         watch.forget()
         return watch
 
@@ -93,15 +94,10 @@ class _Watch:
         Path("/proc/self/clear_refs").write_text("5")
 
     def tell(self, name: str) -> None:
-        peak, left = ((_resident(what) - self.base) / self.model for what in ("VmHWM", "VmRSS"))
+        peak, left = ((resident(which) - self.base) / self.model for which in ("VmHWM", "VmRSS"))
         sys.stdout.write(json.dumps(asdict(Step(self.side, name, peak, left))) + "\n")
         sys.stdout.flush()
         self.forget()
-
-
-def _resident(what: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(what))
 
 
 def _experiment(weights: int) -> Experiment:
