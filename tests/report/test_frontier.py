@@ -26,6 +26,7 @@ from ternfed.paper.groups import Group, collect
 from ternfed.paper.rows import Reproduce, Row
 from ternfed.report.frontier import frontier
 from ternfed.report.frontier_tables import exchange_seconds, megabytes
+from ternfed.report.labels import setting_label
 from ternfed.report.rivals import headline, rivals
 from ternfed.report.style import drawing
 from ternfed.report.tables import NONE, Sheet
@@ -241,7 +242,7 @@ class TestChapter:
             chapter = frontier(collect([results], rows).groups)
         assert chapter is not None
         assert {part.title for part in chapter.parts} == {
-            "MNIST, MLP, IID, 100, λ = 0.1, 3 × 1", "MNIST, MLP, IID, 50, λ = 0.1, 2 × 1",
+            "MNIST, MLP, IID, 100 clients, λ = 0.1, 3 × 1", "MNIST, MLP, IID, 50 clients, λ = 0.1, 2 × 1",
         }  # fmt: skip
         assert len({drawn.name for drawn in chapter.pictures}) == 2
 
@@ -394,3 +395,20 @@ def _sheets(results: Path, rows: dict[str, Row]) -> tuple[Sheet, ...]:
         chapter = frontier(collect([results], rows).groups)
     assert chapter is not None
     return chapter.sheets
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ({"upload": "trits"}, "T-FedAvg, trits up"),
+        ({"settle_at_decay": "none"}, "T-FedAvg"),
+        ({"preset": "paper"}, "T-FedAvg as published (preset paper)"),
+    ],
+)
+def test_alone_a_point_is_named_by_its_way_up_where_that_was_asked_for(
+    tmp_path: Path, algorithm: dict[str, Any], expected: str
+) -> None:
+    made = row("own", {"algorithm": {"name": "tfedavg", **algorithm}})
+    run(tmp_path / "own", made, [0.5, 0.6, 0.7], MB)
+    (group,) = collect([tmp_path], {"own": made}).groups
+    assert setting_label(group, [group]) == expected

@@ -218,7 +218,7 @@ class TestCommunication:
         assert costs.formula(group) == (pytest.approx(0.8 * 10 * 32 * 607_050, rel=1e-12), 10 * 32 * 607_050)
 
     def test_the_mlp_is_also_counted_without_its_first_layer(self, tmp_path: Path) -> None:
-        """What the described network would cost: 800 numbers an upload, 600 of them ternary."""
+        """What the described network would cost: 800 numbers per upload, 600 of them ternary."""
         for name in ("fedavg", "tfedavg"):
             add(tmp_path / name, MNIST, f"algorithm.name={name}", rounds=100, clients=10, strategy="I")
         sheet = costs.communication(groups(tmp_path))

@@ -68,7 +68,7 @@ def play(path: Path, experiment: Experiment = EXPERIMENT, resumed: Resumed | Non
         assert resumed.saved.round == len(rounds)
         tensors, facts = resumed.saved.tensors, resumed.saved.facts
     with folder:
-        folder.note_partition([[3, 0], [0, 4]])
+        folder.note_partition([[3, 0], [0, 4]], "made up")
         for number in range(len(rounds) + 1, experiment.federation.rounds + 1):
             generator = torch.Generator().manual_seed(number)
             tensors = {

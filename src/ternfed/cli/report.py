@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -29,10 +28,11 @@ def report(
 ) -> None:
     """One page about runs: tables with the paper's numbers beside ours, figures, settings."""
     from ternfed.report.write import write_report
+    from ternfed.runs.environment import made_line
 
     with answered():
         with terminal.err.status("reading and drawing"):
-            written = write_report(runs, out, into or [], made=_made())
+            written = write_report(runs, out, into or [], made=made_line())
         if as_json:
             terminal.print_json({**asdict(written), "page": str(written.page)})
             return
@@ -44,12 +44,3 @@ def report(
         )  # fmt: skip
         for line in written.empty:
             terminal.out.print(f"{line}: no run belongs to this table", highlight=False, soft_wrap=True, markup=False)
-
-
-def _made() -> str:
-    """When a page was made, by which version, from which revision of the sources."""
-    from ternfed.runs.environment import environment
-
-    own = environment()
-    version = " ".join(f"{key} {own[key]}" for key in ("ternfed", "revision") if own[key])
-    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · {version}"

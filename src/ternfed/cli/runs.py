@@ -49,7 +49,7 @@ def _row(run: Overview) -> tuple[str, ...]:
         run.name,
         run.standing + (" (!)" if run.warnings else ""),
         run.setting("algorithm.name"),
-        run.setting("data.dataset"),
+        run.data,
         run.measure.name,
         _score(run, run.last),
         "–" if best is None else _score(run, best.score),
@@ -67,6 +67,7 @@ def _values(run: Overview) -> dict[str, Any]:
     best = run.best
     return {
         "run": str(run.folder),
+        "data": run.data,
         "state": run.state,
         "rounds": len(run.rounds),
         "rounds_wanted": run.wanted,

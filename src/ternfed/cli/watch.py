@@ -1,4 +1,4 @@
-"""The verb for runs that are running: `watch`; and the page and the trackers beside `run` and `server`."""
+"""The verb that shows runs on a live page: `watch`; the page, and Prometheus' numbers, beside `run` and `server`."""
 
 from __future__ import annotations
 

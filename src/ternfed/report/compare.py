@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ternfed.files import write_atomically
@@ -12,15 +11,19 @@ from ternfed.report.comparison import comparison_figure
 from ternfed.report.page import figure_values
 from ternfed.report.style import NARROW, WIDTH, drawing, finish
 from ternfed.report.tables import NONE, Sheet
-from ternfed.runs.environment import environment
+from ternfed.runs.environment import made_line
 from ternfed.runs.overview import Overview, apart
 
 MEGABYTES = "megabytes"
+DATA = "data.dataset"
 
 
 def comparison(runs: Sequence[Overview]) -> Sheet:
     """One column per run; the settings that differ, then what came out. In brackets: compared with the first run."""
     rows = [(key, *(run.setting(key) for run in runs)) for key in apart(runs)]
+    data = [run.data for run in runs]
+    if len(set(data)) > 1 and data != [run.setting(DATA) for run in runs]:
+        rows.insert(next((at + 1 for at, row in enumerate(rows) if row[0] == DATA), 0), ("data set's own name", *data))
     rows += _results(runs)
     notes = [f"{run.name}: {text}" for run in runs for text in run.warnings]
     return Sheet("compare", "Runs side by side", ("", *(run.name for run in runs)), tuple(rows), notes=tuple(notes))
@@ -79,16 +82,10 @@ def write_comparison(runs: Sequence[Overview], file: Path) -> Path:
                 figure = comparison_figure(started)
                 pictures.append(finish(figure, "compare", "", "Runs side by side", "Curves of the runs."))
         figures.append(figure_values(*pictures))
-    own = environment()
     text = (
         templates("report")
         .get_template("compare.html")
-        .render(
-            sheet=comparison(runs),
-            figures=figures,
-            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            version=" ".join(str(own[key]) for key in ("ternfed", "revision") if own[key]),
-        )
+        .render(sheet=comparison(runs), figures=figures, made=made_line())
     )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ def convergence(groups: Sequence[Group]) -> Iterator[Picture]:
     alone = [group for group in chosen if group.central and not any(group in inside for inside in comparisons.values())]
     for comparison, inside in comparisons.items():
         several = sum(other[:3] == comparison[:3] for other in comparisons) > 1
-        title = comparison.text() + (f", {comparison.clients}" if several else "")
+        title = comparison.text(with_clients=several)
         five = any(group.shows("convergence-nc5") for group in inside) or comparison.split == "N_c = 5"
         section = "Convergence with five classes per client" if five else "Convergence"
         labels = distinguish(inside)
@@ -147,7 +147,7 @@ def losses(groups: Sequence[Group]) -> Iterator[Picture]:
     comparisons = by_comparison(chosen)
     for comparison, inside in comparisons.items():
         several = sum(other[:3] == comparison[:3] for other in comparisons) > 1
-        title = comparison.text() + (f", {comparison.clients}" if several else "")
+        title = comparison.text(with_clients=several)
         figure, axes = panels(HEIGHT + 0.3, 1, 2)
         labels, looks = distinguish(inside), _looks(inside)
         values = ((axes[0, 0], lambda record: record.loss), (axes[0, 1], lambda record: record.train_loss))

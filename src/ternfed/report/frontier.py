@@ -41,7 +41,7 @@ def _titles(groups: Sequence[Group]) -> list[str]:
     """Data, network and partition of each comparison; clients and rounds where those are the same, or a number."""
     short = [comparison_of(group).text() for group in groups]
     titles = [
-        f"{text}, {comparison_of(group).clients}, {rounds_label(group)}" if short.count(text) > 1 else text
+        f"{comparison_of(group).text(with_clients=True)}, {rounds_label(group)}" if short.count(text) > 1 else text
         for text, group in zip(short, groups, strict=True)
     ]
     names = [slug(title) for title in titles]  # of figures and tables: no two may have the same

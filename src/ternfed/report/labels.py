@@ -44,8 +44,9 @@ class Comparison(NamedTuple):
     split: str
     clients: str
 
-    def text(self) -> str:
-        return f"{self.data}, {self.model}, {self.split}"
+    def text(self, with_clients: bool = False) -> str:
+        who = f", {self.clients.replace(', ', ' clients, ', 1)}" if with_clients else ""
+        return f"{self.data}, {self.model}, {self.split}{who}"
 
 
 def comparison_of(group: Group) -> Comparison:
@@ -53,7 +54,9 @@ def comparison_of(group: Group) -> Comparison:
 
 
 def data_label(group: Group) -> str:
-    return dataset_label(str(group.setting("data", "dataset")))
+    """The data set: ternfed's by its label, a user's own by what it calls itself, or else by its function."""
+    setting = str(group.setting("data", "dataset"))
+    return dataset_label(setting) if group.data_name is None else _clipped(group.data_name)
 
 
 def model_label(group: Group) -> str:
@@ -141,14 +144,20 @@ def point_labels(groups: Sequence[Group]) -> list[str]:
     return [names[place] if labels.count(label) > 1 else label for place, label in enumerate(labels)]
 
 
-SHORT = {"bits_up": "{} up", "bits_down": "{} down", "finest_bits": "steps of {} bits"}
+SHORT = {"bits_up": "{} up", "bits_down": "{} down", "finest_bits": "steps of {} bits", "upload": "{} up"}
 """Settings that stand in the name of a point, in fewer words than they are called by."""
+ALWAYS = ("bits_up", "bits_down")
+"""Those that stand there whenever they differ, the default too."""
+ALONE = "upload"
+"""The one that stands there where it is not the default, even if no other point has another."""
+OFF = {"settle_at_decay": "layers never rest"}
+"""What a setting that is "none" means, in words."""
 
 
 def setting_label(group: Group, groups: Sequence[Group]) -> str:
     """The algorithm, with its ternary layers and those of its settings that differ among groups of the same algorithm.
 
-    A number always stands there, a word only where it is not the default; so do the bits of the finest step.
+    The bits of a weight always stand there, everything else only where it is not the default.
     """
     alike = [other for other in groups if other.algorithm == group.algorithm]
     parts = [method_label(group)]
@@ -156,19 +165,23 @@ def setting_label(group: Group, groups: Sequence[Group]) -> str:
         parts.append(LAYERS[which_ternary(group.settings)])
     defaults = {} if about(group.algorithm) is None else write(find_algorithm(group.algorithm).settings())
     for key, value in group.settings["algorithm"].items():
-        if key == "preset" or all(other.setting("algorithm", key) == value for other in alike):
-            continue
-        words = key.replace("_", " ")
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value == defaults.get(key) and (key == "finest_bits" or not is_number):
-            continue
-        if key in SHORT:
-            parts.append(SHORT[key].format(value))
-        elif is_number:
-            parts.append(f"{words} {value:g}")
-        else:
-            parts.append(_own(value) if isinstance(value, str) else f"{words} {_own(str(value))}")
+        differs = any(other.setting("algorithm", key) != value for other in alike)
+        told = key != "preset" and (differs or (key == ALONE and group.preset is None))
+        if told and (key in ALWAYS or value != defaults.get(key)):
+            parts.append(_setting(key, value))
     return ", ".join(parts)
+
+
+def _setting(key: str, value: Any) -> str:
+    """A setting of an algorithm in words: `2 up`, `sparsity 0.01`, `differences`."""
+    words = key.replace("_", " ")
+    if key in SHORT:
+        return SHORT[key].format(value)
+    if value == "none":
+        return OFF.get(key, f"{words} none")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{words} {value:g}"
+    return _own(value) if isinstance(value, str) else f"{words} {_own(str(value))}"
 
 
 def by_comparison(groups: Iterable[Group]) -> dict[Comparison, list[Group]]:
@@ -192,7 +205,10 @@ def _flatten(settings: Table) -> Iterator[tuple[tuple[str, str], Any]]:
 
 def _own(name: str) -> str:
     """A name of the user's own: of `module:function` the function, and no more than a figure has room for."""
-    name = name.rpartition(":")[2] or name
+    return _clipped(name.rpartition(":")[2] or name)
+
+
+def _clipped(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -30,6 +31,13 @@ def environment(device: str = "cpu") -> Table:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
     }
+
+
+def made_line() -> str:
+    """For the top of a page: when it was made, by which version, from which revision of the sources."""
+    own = {"ternfed": _version("ternfed"), "revision": _revision()}
+    version = " ".join(f"{key} {value}" for key, value in own.items() if value)
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · {version}"
 
 
 def _version(package: str) -> str | None:

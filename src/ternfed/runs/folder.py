@@ -4,7 +4,7 @@
     environment.json    where it ran                       last.safetensors    the model after the last round
     rounds.jsonl        one record per round               best.safetensors    the model that judged best
     timing.jsonl        seconds of each round              summary.json        the result, when all rounds are done
-    partition.json      classes that each client holds     live.json           what it is doing, while it runs
+    partition.json      whose data, and their own name     live.json           what it is doing, while it runs
 
 Everything but timing, environment, summary and live.json is the same bytes for the same experiment, resumed or not. A
 run may be killed at any moment: a file is replaced whole or not at all, `state.safetensors` is the one that counts, and
@@ -29,7 +29,6 @@ from ternfed.experiment.named import find_algorithm, with_later
 from ternfed.experiment.settings import Table, shown
 from ternfed.files import (
     append_line,
-    as_line,
     json_page,
     load_tensors,
     read_json,
@@ -39,6 +38,7 @@ from ternfed.files import (
 )
 from ternfed.named_function import check_code, code_in
 from ternfed.runs.environment import environment
+from ternfed.runs.partition import partition_line, read_partition
 from ternfed.runs.records import Round, best_round, read_rounds, read_timing, summarise, with_seconds
 from ternfed.runs.state_file import MODEL, once, under, whole
 
@@ -114,6 +114,8 @@ class Run(NamedTuple):
     summary: Table | None
     partition: list[list[int]] | None
     """Samples of each class on each client, where the run noted them."""
+    data_name: str | None
+    """What the data set calls itself, where the run noted it."""
 
 
 class RunFolder:
@@ -205,9 +207,9 @@ class RunFolder:
         if is_best:
             self._replace_tensors("best.safetensors", *_model(saved))
 
-    def note_partition(self, class_counts: Sequence[Sequence[int]]) -> None:
-        """Keep how many samples of each class each client holds."""
-        self._replace("partition.json", as_line({"classes": class_counts}))
+    def note_partition(self, class_counts: Sequence[Sequence[int]] | None, data_name: str) -> None:
+        """Keep how many samples of each class each client holds, where that is known, and the data set's own name."""
+        self._replace("partition.json", partition_line(class_counts, data_name))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The result, when all rounds are done."""
@@ -360,12 +362,14 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     summary = read_json(path / "summary.json")
     rounds, timing = read_rounds(path / "rounds.jsonl")[0], read_timing(path / "timing.jsonl")[0]
+    partition = read_partition(path)
     return Run(
         settings=with_later(_read_config(path)),
         environment=_environments(path),
         rounds=with_seconds(rounds, timing),
         summary=summary if isinstance(summary, dict) else None,
-        partition=_partition(path),
+        partition=partition.classes,
+        data_name=partition.data_name,
     )
 
 
@@ -373,16 +377,6 @@ def _environments(path: Path) -> list[Table]:
     """Where a run ran, as far as the file says it."""
     found = read_json(path / "environment.json")
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _partition(path: Path) -> list[list[int]] | None:
-    """The counts of a partition; None where the file holds something else."""
-    found = read_json(path / "partition.json")
-    counts = found.get("classes") if isinstance(found, dict) else None
-    if not isinstance(counts, list) or not counts or not all(isinstance(row, list) for row in counts):
-        return None
-    whole = all(type(count) is int and 0 <= count < 2**53 for row in counts for count in row)
-    return counts if whole and len({len(row) for row in counts}) == 1 and counts[0] else None
 
 
 def _check_same(path: Path, own: Experiment, wanted: Experiment, done: int) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ternfed.experiment.settings import Table, shown
 from ternfed.runs.folder import RunError, being_written, read_run
 from ternfed.runs.records import Round, best_round
-from ternfed.runs.several import differing, names_of, no_such_folder, run_folders, setting
+from ternfed.runs.several import DataSetOf, data_names, differing, names_of, no_such_folder, run_folders, setting
 from ternfed.task import ACCURACY, Measure
 
 State = Literal["finished", "running", "stopped"]
@@ -24,6 +24,8 @@ class Overview:
     folder: Path
     name: str
     """Short, and another than those of the runs beside it."""
+    data: str
+    """What its data set calls itself, or else the setting that names it."""
     settings: Table
     state: State
     rounds: tuple[Round, ...]
@@ -72,8 +74,7 @@ class Overview:
 
     def setting(self, key: str) -> str:
         """`section.key` as it is written in TOML; a dash where the run has no such setting."""
-        value = setting(self.settings, key)
-        return "–" if value is None else value if isinstance(value, str) else shown(value)
+        return _shown(self.settings, key)
 
 
 def overviews(paths: Sequence[Path]) -> list[Overview]:
@@ -88,7 +89,9 @@ def overviews(paths: Sequence[Path]) -> list[Overview]:
         folders |= found
     chosen = list(folders.values())
     read = [_read(folder, name) for folder, name in zip(chosen, names_of(chosen), strict=True)]
-    return [overview for overview in read if overview is not None]
+    whole = [each for each in read if each is not None]
+    names = data_names([DataSetOf(overview.data, own_name) for overview, own_name in whole])
+    return [replace(each, data=name or each.data) for (each, _), name in zip(whole, names, strict=True)]
 
 
 def apart(runs: Sequence[Overview]) -> list[str]:
@@ -96,7 +99,8 @@ def apart(runs: Sequence[Overview]) -> list[str]:
     return differing([run.settings for run in runs])
 
 
-def _read(folder: Path, name: str) -> Overview | None:
+def _read(folder: Path, name: str) -> tuple[Overview, str | None] | None:
+    """The run, its data set called by the setting, and what that calls itself."""
     try:
         run = read_run(folder)
     except RunError:
@@ -109,7 +113,13 @@ def _read(folder: Path, name: str) -> Overview | None:
     state: State = "finished" if done else "running" if being_written(folder) else "stopped"
     known = run.summary.get("warnings") if isinstance(run.summary, dict) else None
     warnings = tuple(map(str, known)) if isinstance(known, list) else ()
-    return Overview(folder, name, run.settings, state, tuple(run.rounds), wanted, warnings)
+    data = _shown(run.settings, "data.dataset")
+    return Overview(folder, name, data, run.settings, state, tuple(run.rounds), wanted, warnings), run.data_name
+
+
+def _shown(settings: Table, key: str) -> str:
+    value = setting(settings, key)
+    return "–" if value is None else value if isinstance(value, str) else shown(value)
 
 
 def _finite(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Several runs: found in folders, named apart, and what differs between their settings."""
+"""Several runs: found in folders, they and their data sets named apart, and what differs between their settings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ternfed.experiment.settings import Table
+from ternfed.data.sets import NAMES
+from ternfed.experiment.settings import Table, flat
+from ternfed.named_function import FOLDERS
 
 
 def no_such_folder(folder: Path, needed: str = "a run folder, or one that contains some, is needed") -> str:
@@ -39,14 +41,51 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     return list(map(str, folders))
 
 
+class DataSetOf(NamedTuple):
+    """The data set of a run."""
+
+    setting: str
+    """`data.dataset`."""
+    own_name: str | None
+    """What it calls itself, where that is known."""
+
+
+def data_names(sets: Sequence[DataSetOf]) -> list[str | None]:
+    """What the data set of each run calls itself; None where its setting says more.
+
+    So it is with ternfed's own data sets and folders, and where another function's data set has the same name. A run
+    whose folder does not tell the name has that of the other runs of its function, if they agree.
+    """
+    by_function: dict[str, dict[str, str]] = {}
+    functions: dict[str, set[str]] = {}
+    for each in sets:
+        if (name := _own_name(each)) is not None:
+            by_function.setdefault(each.setting, {})[name.casefold()] = name
+            functions.setdefault(name.casefold(), set()).add(each.setting)
+    chosen = []
+    for each in sets:
+        known = by_function.get(each.setting, {})
+        name = next(iter(known.values())) if len(known) == 1 else _own_name(each)
+        chosen.append(name if name is not None and len(functions[name.casefold()]) == 1 else None)
+    return chosen
+
+
+def _own_name(data: DataSetOf) -> str | None:
+    """The name of a user's own data set, unless it is that of the function, or one that means a data set of ternfed."""
+    name, (module, colon, _) = data.own_name, data.setting.partition(":")
+    if name is None or name == data.setting or not colon or module in FOLDERS:
+        return None
+    return None if "".join(filter(str.isalnum, name)).casefold() in NAMES else name
+
+
 def differing(tables: Sequence[Table]) -> list[str]:
     """`section.key` of every setting that is not the same in all of these experiments; no names.
 
     An algorithm's own settings are compared only with those of the same algorithm: that it is another is said already.
     """
-    flat = [dict(_flatten(table)) for table in tables]
-    keys = dict.fromkeys(("algorithm.name", *(key for each in flat for key in each)))
-    return [key for key in keys if key != "name" and _differs(key, flat)]
+    settings = [dict(flat(table)) for table in tables]
+    keys = dict.fromkeys(("algorithm.name", *(key for each in settings for key in each)))
+    return [key for key in keys if key != "name" and _differs(key, settings)]
 
 
 def _differs(key: str, tables: Sequence[Mapping[str, Any]]) -> bool:
@@ -60,15 +99,7 @@ def _differs(key: str, tables: Sequence[Mapping[str, Any]]) -> bool:
 
 def setting(table: Table, key: str) -> Any:
     """The value of `section.key`; None where there is none."""
-    return dict(_flatten(table)).get(key)
-
-
-def _flatten(table: Table) -> Iterator[tuple[str, Any]]:
-    for section, values in table.items():
-        if isinstance(values, Mapping):
-            yield from ((f"{section}.{key}", value) for key, value in values.items())
-        else:
-            yield section, values
+    return dict(flat(table)).get(key)
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from ternfed.experiment.settings import Table, shown, suggestion
+from ternfed.experiment.settings import Table, flat, shown, suggestion
 from ternfed.files import json_page, read_json, write_atomically
 from ternfed.runs.records import Round
 
@@ -96,7 +96,8 @@ def tracking(names: Sequence[str], folder: Path, table: Table, past: Sequence[Ro
             resumed = name in identities
             identity = identities.get(name) or secrets.token_hex(8)
             label = folder.name or str(table.get("name"))
-            start = Start(folder, label, dict(_flat(table)), identity, resumed, len(past))
+            settings = {key: _simple(value) for key, value in flat(table)}
+            start = Start(folder, label, settings, identity, resumed, len(past))
             tracker = _open(name, start)
             identities[name] = tracker.identity
             for record in past if not resumed else ():
@@ -168,14 +169,6 @@ def numbers_of(record: Round) -> dict[str, float]:
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
     return {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
-
-
-def _flat(table: Table) -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", _simple(one)) for inner, one in value.items())
-        else:
-            yield key, _simple(value)
 
 
 def _simple(value: Any) -> Any:

@@ -13,8 +13,9 @@ from ternfed.experiment.settings import Table
 from ternfed.files import read_json
 from ternfed.runs.folder import RunError, being_written, read_run
 from ternfed.runs.live import Moment, read_moment
+from ternfed.runs.partition import FILE, read_partition
 from ternfed.runs.records import Round
-from ternfed.runs.several import run_folders
+from ternfed.runs.several import run_folders, setting
 
 State = Literal["starting", "waiting", "running", "finished", "stopped"]
 """Of a run: no round yet; for clients; at work; all rounds done; nobody works on it and rounds are left."""
@@ -54,6 +55,8 @@ class Snapshot:
 
     folder: Path
     settings: Table
+    data_name: str | None
+    """What its data set calls itself, as soon as that is known."""
     state: State
     rounds: Sequence[Round]
     live: Moment | None
@@ -66,7 +69,7 @@ class Snapshot:
     @property
     def total(self) -> int:
         """Rounds that it is to have."""
-        return int(_setting(self.settings, "federation", "rounds") or 0)
+        return int(setting(self.settings, "federation.rounds") or 0)
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -100,6 +103,8 @@ class Follower:
     _rounds: list[Round] = field(default_factory=list)
     _seconds: dict[int, dict[str, float]] = field(default_factory=dict)
     _clients: dict[int, ClientTotals] = field(default_factory=dict)
+    _named: tuple[tuple[int, int] | None, str | None] = None, None
+    """Which file the name of its data set was read from, and that name."""
     _read: dict[str, int] = field(default_factory=dict)
     """Bytes of each file that were read."""
 
@@ -122,12 +127,19 @@ class Follower:
         known = tuple(map(str, warnings)) if isinstance(warnings, list) else ()
         moment = live if state in ("running", "waiting") else None
         return Snapshot(
-            self.folder, self._settings, state, tuple(self._rounds), moment, dict(self._clients), known,
-            self._generation,
+            self.folder, self._settings, self._data_name(), state, tuple(self._rounds), moment, dict(self._clients),
+            known, self._generation,
         )  # fmt: skip
 
+    def _data_name(self) -> str | None:
+        """Written after the settings, and so looked for until it is there; read again when it is another file."""
+        now = _identity(self.folder / FILE)
+        if now != self._named[0]:
+            self._named = now, read_partition(self.folder).data_name
+        return self._named[1]
+
     def _state(self, summarised: bool, live: Moment | None) -> State:
-        wanted = _setting(self._settings, "federation", "rounds")
+        wanted = setting(self._settings, "federation.rounds")
         if summarised or (isinstance(wanted, int) and len(self._rounds) >= wanted):
             return "finished"
         if not being_written(self.folder):
@@ -195,11 +207,6 @@ class Board:
         """Every run as it stands now, in the order in which they were found."""
         seen = (follower.look() for follower in self._followers.values())
         return [snapshot for snapshot in seen if snapshot is not None]
-
-
-def _setting(table: Table, section: str, key: str) -> Any:
-    inside = table.get(section)
-    return inside.get(key) if isinstance(inside, Mapping) else None
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -174,4 +174,6 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
-        raise ValueError(f"{host}:{port}: cannot listen there ({error.strerror}); name another port") from error
+        raise ValueError(
+            f"{host}:{port}: cannot listen there ({error.strerror}); name another address or port"
+        ) from error

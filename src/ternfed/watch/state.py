@@ -10,7 +10,7 @@ from typing import Any
 
 from ternfed.experiment.settings import Table
 from ternfed.runs.records import Round
-from ternfed.runs.several import differing, names_of, setting
+from ternfed.runs.several import DataSetOf, data_names, differing, names_of, setting
 from ternfed.task import ACCURACY
 from ternfed.watch.follow import Snapshot
 
@@ -54,7 +54,14 @@ def heads(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """Everything about each run but its rounds, the same text while nothing happens."""
     names = names_of([snapshot.folder for snapshot in snapshots])
     apart = differing([snapshot.settings for snapshot in snapshots]) if len(snapshots) > 1 else []
-    return [_head(place, name, snapshots[place], apart) for place, name in enumerate(names)]
+    sets = data_names([DataSetOf(str(setting(each.settings, "data.dataset")), each.data_name) for each in snapshots])
+    found = []
+    for place, (name, snapshot, data) in enumerate(zip(names, snapshots, sets, strict=True)):
+        head, own = _head(place, name, snapshot, apart), {} if data is None else {"data set": data}
+        head["facts"] |= own
+        head["apart"] |= own if len(set(sets)) > 1 else {}
+        found.append(head)
+    return found
 
 
 def _head(place: int, name: str, snapshot: Snapshot, apart: Sequence[str]) -> dict[str, Any]:
