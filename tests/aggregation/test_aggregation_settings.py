@@ -60,7 +60,7 @@ def test_the_share_to_cut_off_belongs_to_the_trimmed_mean(digits: DataSet) -> No
     [
         (
             ["federation.aggregate=bulyan"],
-            r'^federation.aggregate = "bulyan": "own", "clipped_mean", "krum", "mean", "median" or "trimmed_mean" or ',
+            r'^federation.aggregate = "bulyan": "own", "clipped_mean", "krum", "mean", "median", "trimmed_mean" or ',
         ),
         (
             ["federation.aggregate=trimmed_mean", "federation.trim=0.5"],

@@ -1,5 +1,6 @@
 """A task of one's own goes through the whole chain: training, judging, best round, records, resuming, predictions."""
 
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import ternfed
@@ -22,7 +24,7 @@ from ternfed.round.federation import Federation, open_federation
 from ternfed.round.state import State
 from ternfed.runs.folder import Round, RunError, RunFolder, read_run
 from ternfed.runs.folder import summarise as summarise_run
-from ternfed.task import CLASSIFICATION, Measure
+from ternfed.task import CLASSIFICATION, TASKS, Measure
 from ternfed.training.captured import CapturedTrainer
 from ternfed.training.plain import train_one
 from ternfed.training.work import Work
@@ -241,3 +243,13 @@ class TestMeasure:
         )
         assert [column.header for column in table.columns][:2] == ["run", "mse"]
         assert next(table.columns[1].cells) == "0.25"
+
+    def test_no_heading_is_cut_within_a_word_on_a_narrow_terminal(self) -> None:
+        row = {"perplexity": 8.4, "bytes_up": 25_800, "bytes_down": 19_000, "bits_per_weight_up": 1.6, "seconds": 8.3}
+        both = {"a-run-with-a-long-name": {**row, "flips_mean": 0.155}, "another-of-them": {**row, "flips_mean": 0.2}}
+        console = Console(width=80, file=io.StringIO())
+        console.print(terminal.summary_table(both, TASKS["language"]["perplexity"].metric.measure))
+        assert isinstance(console.file, io.StringIO)
+        shown = console.file.getvalue()
+        for word in ("perplexity", "uploaded", "downloaded", "weight", "flips", "seconds"):
+            assert word in shown

@@ -317,6 +317,17 @@ def test_graphs_repeat_to_the_bit() -> None:
         assert_same(left, right, rtol=0.0, atol=0.0)
 
 
+@needs_gpu
+def test_graphs_start_over_when_a_larger_client_comes(caplog: pytest.LogCaptureFixture) -> None:
+    network = small_network(dtype=torch.float32)
+    training = training_of(network, "fttq", "adam", epochs=3)
+    feed = images(augment=Augment(padding=2), device="cuda")
+    trainer = CapturedTrainer(network, training, feed)
+    for size in (20, 30, 45, 20):
+        list(trainer.train(works_of(network, training, feed, [size, size])))
+    assert "without a captured graph" not in caplog.text
+
+
 class Curious(nn.Module):
     """Looks at a number on the CPU, which no graph can hold."""
 

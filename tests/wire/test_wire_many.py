@@ -8,7 +8,34 @@ from hypothesis import strategies as st
 from wire_samples import grid, small
 
 from ternfed.quantize.grid import Grid
-from ternfed.wire import Message, WrongChecksum, decode, decode_each, dense, encode, encode_each, same, schema_of
+from ternfed.wire import (
+    Message,
+    WireError,
+    WrongChecksum,
+    decode,
+    decode_each,
+    dense,
+    encode,
+    encode_each,
+    grid_many,
+    same,
+    schema_of,
+)
+from ternfed.wire.fast_ans import grid_loops
+from ternfed.wire.grid_many import read_each
+from ternfed.wire.grid_stream import plan, read, write
+from ternfed.wire.held_grids import Layout, layout_of
+from ternfed.wire.numbers import histograms
+
+MANY = 6
+"""Messages from which on the compiled loops are used here."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_are_many():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid_many, "MANY", MANY)
+        yield
 
 
 def upload(rng: np.random.Generator, size: float) -> Message:
@@ -22,12 +49,12 @@ def upload(rng: np.random.Generator, size: float) -> Message:
     return Message(tensors, {"samples": float(rng.integers(1, 9))})
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**32),
-    st.integers(1, 6),
+    st.sampled_from([1, 2, 3, 6, 9]),
     st.sampled_from([0.0, 0.4, 1.5, 4.0, 60.0]),
-    st.sampled_from(["none", "far", "near"]),
+    st.sampled_from(["none", "far", "near", "noisy"]),
 )
 def test_bytes_are_those_of_one_by_one(seed, count, size, held):
     rng = np.random.default_rng(seed)
@@ -37,6 +64,10 @@ def test_bytes_are_those_of_one_by_one(seed, count, size, held):
         "none": None,
         "far": {name: torch.randn(value.codes.shape) for name, value in messages[0].tensors.items()},
         "near": {name: value.dense() for name, value in messages[0].tensors.items()},
+        "noisy": {
+            name: value.dense() + torch.randn(value.codes.shape) * 0.01 * rng.random()
+            for name, value in messages[0].tensors.items()
+        },
     }[held]
     together = encode_each(messages, schema, reference=reference)
     assert together == [encode(message, schema, reference=reference) for message in messages]
@@ -70,3 +101,49 @@ def test_one_that_is_damaged_is_refused_by_name():
     with pytest.raises(WrongChecksum):
         decode_each([good, bytes(bad)], schema)
     assert same(decode(good, schema), message)
+
+
+@pytest.mark.skipif(grid_loops() is None, reason="needs numba")
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.4, 1.5, 4.0, 60.0, 1e6]))
+def test_compiled_loops_read_and_refuse_what_the_plain_reader_does(seed, size):
+    """Streams as they are, and with a byte changed, put in, taken out or cut off."""
+    rng = np.random.default_rng(seed)
+    messages = [upload(rng, size) for _ in range(MANY)]
+    schema = schema_of(messages[0])
+    layout = layout_of(schema.slots)
+    streams = [_stream(message, layout) for message in messages]
+    exponents, codes = read_each(streams, layout)
+    for row, stream in enumerate(streams):
+        for ours, theirs in zip((exponents[row], codes[row]), read(memoryview(stream), layout), strict=True):
+            assert np.array_equal(ours, theirs)
+    for place in range(MANY):
+        damaged = _damaged(streams[place], rng)
+        outcomes = [
+            _outcome(lambda: [part[-1] for part in read_each([*streams[1:], damaged], layout)]),  # noqa: B023
+            _outcome(lambda: list(read(memoryview(damaged), layout))),  # noqa: B023
+        ]
+        assert outcomes[0] == outcomes[1]
+
+
+def _stream(message: Message, layout: Layout) -> bytes:
+    """The numbers of a message by `ans`, even where planes would be smaller."""
+    sides = zip(*message.tensors.values(), strict=True)
+    codes, exponents = (np.concatenate([part.numpy().reshape(-1) for part in side]) for side in sides)
+    return write(codes, exponents.astype(np.int32), plan(histograms(codes, layout.sizes)), layout)
+
+
+def _damaged(stream: bytes, rng: np.random.Generator) -> bytes:
+    at, kind = int(rng.integers(min(len(stream), 40))), rng.integers(4)
+    if kind == 0:
+        return stream[:at] + bytes([rng.integers(256)]) + stream[at + 1 :]
+    if kind == 1:
+        return stream[:at] + bytes([rng.integers(256)]) + stream[at:]
+    return stream[:at] + stream[at + 1 :] if kind == 2 else stream[:at]
+
+
+def _outcome(call):
+    try:
+        return [part.tolist() for part in call()]
+    except WireError as error:
+        return type(error), str(error)

@@ -10,7 +10,7 @@ Whatever the order of arrival, the result is the same bits. A message without te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.wire import Message, dense
+from ternfed.wire import Value as Sent
 
 LARGEST = torch.finfo(torch.float32).max
 """Averages are float32, so no float may be larger than its range."""
@@ -82,18 +83,23 @@ class Value(NamedTuple):
 
 def values_of(message: Message) -> dict[str, Value]:
     """The tensors of an upload; `NonFiniteError` or `NotSummable` names one that has no place in an average."""
-    return dict(each_value_of(message))
+    return {name: value_of(message, name) for name in message.tensors}
 
 
-def each_value_of(message: Message) -> Iterator[tuple[str, Value]]:
-    """The same, one tensor at a time: dense, all of a large upload are a whole model."""
-    return ((name, _value(dense(value), message.largest[name], name)) for name, value in message.tensors.items())
+def value_of(message: Message, name: str) -> Value:
+    """One of them: dense, all of a large upload are a whole model."""
+    return _value(dense(message.tensors[name]), message.largest[name], name)
+
+
+def holds_floats(value: Sent) -> bool:
+    """Whether what it stands for are floats: trits and grids do, and most plain tensors."""
+    return not isinstance(value, Tensor) or value.is_floating_point()
 
 
 def check_values(message: Message) -> None:
-    """Refuse an upload that `each_value_of` would refuse on the way; what floats it holds is not made dense."""
+    """Refuse an upload that `value_of` would refuse on the way; what floats it holds is not made dense."""
     for name, value in message.tensors.items():
-        if not isinstance(value, Tensor) or value.is_floating_point():
+        if holds_floats(value):
             _check_float(message.largest[name], name)
 
 

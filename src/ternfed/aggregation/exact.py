@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ternfed.wire import Value, dense, dense_rows, is_large, row_slices
+
 GRID = 2.0**30
 BASE = 2.0**40
 EXACT = 2.0**52
@@ -37,8 +39,33 @@ class GridSum:
         # In place, on a copy: of a large model every term in float64 counts.
         self._add(value.to(torch.float64, copy=True).mul_(steps).round_(), largest * steps + 1, 0)
 
+    def add_rows(self, value: Value, samples: int, largest: float) -> None:
+        """The same for a large value, some rows at a time."""
+        steps = samples * GRID
+        bound = largest * steps + 1
+        if bound >= EXACT / 2:  # which hardly ever happens
+            self.add(dense(value), samples, largest)
+            return
+        if not self.limbs:
+            like = value if isinstance(value, Tensor) else value.codes
+            self.limbs.append(torch.empty(like.shape, dtype=torch.float64, device=like.device))
+            self.bounds.append(bound)
+            for own, part in dense_rows(value):  # no sum with 0, which would take the sign of a zero
+                self.limbs[0][own] = part.to(torch.float64, copy=True).mul_(steps).round_()
+            return
+        if self.bounds[0] + bound >= EXACT:
+            self._carry(0)
+        self.bounds[0] += bound
+        for own, part in dense_rows(value):
+            self.limbs[0][own] += part.to(torch.float64, copy=True).mul_(steps).round_()
+
     def mean(self, weight: int) -> Tensor:
         """The sum / weight as float32: a function of the exact sum alone, however it came about."""
+        if len(self.limbs) == 1 and is_large(total := self.limbs[0]):
+            out = torch.empty(total.shape, dtype=torch.float32, device=total.device)
+            for own in row_slices(total):
+                out[own] = total[own] / (weight * GRID)
+            return out
         return (self._joined() / (weight * GRID)).float()
 
     def _add(self, term: Tensor, bound: float, place: int) -> None:

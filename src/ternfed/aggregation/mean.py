@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ternfed.aggregation.aggregation import Aggregation, Uploads, check_values, each_value_of, refuse_second, samples_of
+from ternfed.aggregation.aggregation import (
+    Aggregation,
+    Uploads,
+    check_values,
+    holds_floats,
+    refuse_second,
+    samples_of,
+    value_of,
+)
 from ternfed.aggregation.exact import GridSum, WholeSum, sum_for
-from ternfed.wire import Message
+from ternfed.wire import Message, is_large
 
 
 @dataclass(eq=False)
@@ -37,8 +45,14 @@ def add(state: Sums, client: int, message: Message) -> None:
     refuse_second(client, state.numbers)
     samples = samples_of(message)
     check_values(message)  # before any of it is added
-    for name, (tensor, largest) in each_value_of(message):
-        state.tensors.setdefault(name, sum_for(tensor)).add(tensor, samples, largest)
+    for name, value in message.tensors.items():
+        if is_large(value) and holds_floats(value):
+            total = state.tensors.setdefault(name, GridSum())
+            assert isinstance(total, GridSum)
+            total.add_rows(value, samples, message.largest[name])
+        else:
+            tensor, largest = value_of(message, name)
+            state.tensors.setdefault(name, sum_for(tensor)).add(tensor, samples, largest)
     state.numbers[client] = samples, message.numbers
 
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Network, Weights
-from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, Grid, exponents_for, largest_code, on_grid
+from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, PIECE, Grid, exponents_for, largest_code, on_grid
+from ternfed.wire import row_slices
 
 FINEST = 24
 """So many bits hold every code: as many as a float32 has."""
@@ -69,9 +70,23 @@ def _one_by_one(
 ) -> dict[str, Grid]:
     out = {}
     for name, tensor in moved.items():  # one at a time: of a large model all differences are another model
-        change = tensor.float() - received[name].float()
-        out[name] = on_grid(change, _steps(change, bits[name]), source)
+        before = received[name]
+        if tensor.dim() > 1 and tensor.numel() > PIECE:
+            out[name] = _by_rows(tensor, before, bits[name], source)
+        else:
+            change = tensor.float() - before.float()
+            out[name] = on_grid(change, _steps(change, bits[name]), source)
     return out
+
+
+def _by_rows(tensor: Tensor, before: Tensor, bits: int, source: torch.Generator | None) -> Grid:
+    """The change of a large tensor, some rows at a time: each row has a step of its own."""
+    codes = torch.empty(tensor.shape, dtype=torch.int32, device=tensor.device)
+    exponents = torch.empty(len(tensor), dtype=torch.int16, device=tensor.device)
+    for own in row_slices(tensor):
+        change = tensor[own].float() - before[own].float()
+        codes[own], exponents[own] = on_grid(change, _steps(change, bits), source)
+    return Grid(codes, exponents)
 
 
 class _Rows(NamedTuple):

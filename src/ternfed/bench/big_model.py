@@ -119,7 +119,7 @@ def play(weights: int, way: str) -> BigRound:
     data = from_arrays("random", inputs[:150], labels[:150], inputs[150:], labels[150:])
     settings = ("federation.clients=2", "federation.rounds=1", "training.epochs=1", "training.rate=0.01")
     with one_thread():
-        list(federate(_model(20), data, *WAYS[way], *settings))  # what is loaded once is there
+        list(federate(_model(200), data, *WAYS[way], *settings))  # what is loaded once is there
         before = resident("VmHWM")
         model = _model(width)
         (outcome,) = federate(model, data, *WAYS[way], *settings)

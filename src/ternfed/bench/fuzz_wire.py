@@ -156,7 +156,7 @@ def mutate_section(data: bytes, schema: Schema, other: bytes, draw: random.Rando
     if draw.random() < 0.25:
         sections[name] = coded._replace(front=mutate(front, other[-len(front) :], draw))
     else:
-        sections[name] = coded._replace(stream=mutate(stream, other[-len(stream) :], draw))
+        sections[name] = coded._replace(parts=mutate(stream, other[-len(stream) :], draw))
     return joined(schema.digest, numbers, sections.values())
 
 

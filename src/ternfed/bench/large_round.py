@@ -20,13 +20,14 @@ import torch
 from ternfed.bench.measure import resident
 from ternfed.bench.tables import markdown
 from ternfed.data.values import DataSet
-from ternfed.engines.flower import client_round, processes
+from ternfed.engines.flower import client_round
 from ternfed.engines.flower.memory import Store
 from ternfed.engines.flower.uploads import accept
 from ternfed.experiment.experiment import Experiment
 from ternfed.round import federation
 from ternfed.round.acceptance import Bounds
 from ternfed.round.exchange import Broadcasts
+from ternfed.round.heap import give_memory_back
 from ternfed.round.intake import Intake
 from ternfed.round.state import pack
 from ternfed.round.traffic import Clock, Traffic
@@ -183,7 +184,7 @@ def _answer(weights: int, place: Path) -> None:
 def main(side: str, weights: int, place: Path) -> None:
     """One side of a round."""
     torch.set_num_threads(1)
-    processes.give_memory_back()
+    give_memory_back()
     (_serve if side == "server" else _answer)(weights, place)
 
 

@@ -7,22 +7,16 @@ a sentence; it stops nobody else.
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ternfed.bench import rounds
 from ternfed.bench.tables import markdown
-
-FEDJAX = (
-    "fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "dm-haiku==0.0.12", "optax==0.1.9", "chex==0.1.85",
-    "scipy<1.13", "numpy<2",
-)  # fmt: skip
-PEERS: Mapping[str, tuple[str, ...]] = {"FedJAX": FEDJAX}
-"""What each needs. `bench/fedjax_round.py` plays FedJAX's round."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +36,70 @@ def folder() -> Path:
 
 
 def run(repeats: int = 5, tell: Callable[[str], None] = lambda text: None) -> Iterator[PeerSpeed]:
-    """Every peer, in turns with our own FedAvg."""
-    for name, needs in PEERS.items():
-        tell(f"{name}: preparing its environment")
-        python, problem = environment(folder() / name.lower(), needs)
+    """Every peer beside our own FedAvg."""
+    for peer in PEERS:
+        tell(f"{peer.name}: preparing its environment")
+        python, problem = environment(folder() / peer.folder, peer.needs)
         if problem:
-            yield PeerSpeed(name, None, f"does not install here: {problem}")
+            yield PeerSpeed(peer.name, None, f"does not install here: {problem}")
             continue
-        before = os.environ.get(rounds.FEDJAX)
-        os.environ[rounds.FEDJAX] = str(python)
+        tell(f"{peer.name}: measuring")
         try:
-            tell(f"{name}: measuring")
-            found = {row.who: row for row in rounds.run(repeats)}
-            yield PeerSpeed(name, found[name].against_fedavg, f"{found[name].seconds:.3f} s per round")
-        except (RuntimeError, OSError, ValueError) as error:
-            yield PeerSpeed(name, None, f"does not run here: {error}")
-        finally:
-            if before is None:
-                del os.environ[rounds.FEDJAX]
-            else:
-                os.environ[rounds.FEDJAX] = before
+            yield peer.measure(peer.name, python, repeats)
+        except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
+            yield PeerSpeed(peer.name, None, f"does not run here: {error}")
+
+
+def _fedjax(name: str, python: Path, repeats: int) -> PeerSpeed:
+    """In turns with our own, on one core."""
+    before = os.environ.get(rounds.FEDJAX)
+    os.environ[rounds.FEDJAX] = str(python)
+    try:
+        found = {row.who: row for row in rounds.run(repeats)}
+    finally:
+        if before is None:
+            del os.environ[rounds.FEDJAX]
+        else:
+            os.environ[rounds.FEDJAX] = before
+    return PeerSpeed(name, found[name].against_fedavg, f"{found[name].seconds:.3f} s per round")
+
+
+def _flower(name: str, python: Path, repeats: int, limit: float = 600.0) -> PeerSpeed:
+    """Its rounds one after another on all cores, as Ray wants it, then ours on one."""
+    sizes = (rounds.CLIENTS, rounds.SAMPLES, rounds.EPOCHS, rounds.BATCH, rounds.RATE, repeats)
+    command = [str(python), str(Path(__file__).with_name("flower_round.py")), *map(str, sizes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, cwd=python.parent)
+    times = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("seconds ")]
+    if len(times) < repeats:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["it said nothing"])[-1][:200])
+    own = {row.who: row for row in rounds.run(repeats)}[rounds.FEDAVG]
+    seconds = statistics.median(times)
+    return PeerSpeed(name, seconds / own.seconds, f"{seconds:.3f} s per round, on all cores")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another simulator."""
+
+    name: str
+    folder: str
+    """Of its environment."""
+    needs: tuple[str, ...]
+    """What is installed there."""
+    measure: Callable[[str, Path, int], PeerSpeed]
+    """(its name, the environment's Python, how often) ─▶ what came of it."""
+
+
+FEDJAX = (
+    "fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "dm-haiku==0.0.12", "optax==0.1.9", "chex==0.1.85",
+    "scipy<1.13", "numpy<2",
+)  # fmt: skip
+FLOWER = ("flwr[simulation]==1.41.0", "torch>=2.9,<2.14")
+PEERS = (
+    Peer("FedJAX", "fedjax", FEDJAX, _fedjax),
+    Peer("Flower's simulation", "flowers-simulation", FLOWER, _flower),
+)
+"""`bench/fedjax_round.py` and `bench/flower_round.py` play their rounds."""
 
 
 def environment(place: Path, needs: tuple[str, ...], limit: float = 900.0) -> tuple[Path, str]:

@@ -24,13 +24,13 @@ from ternfed.round.acceptance import Bounds, NotFinite, OutOfBounds, accepted
 from ternfed.round.audit import finished, is_audited
 from ternfed.round.crew import Answer, Crew, at_once, train_here
 from ternfed.round.exchange import Broadcast, Broadcasts, collect_each
-from ternfed.round.federation import Federation, RoundOutcome, conclude, open_federation
+from ternfed.round.federation import Federation, RoundOutcome, conclude, let_go, open_federation
 from ternfed.round.intake import Intake
 from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round, RunError, RunFolder, Saved
 from ternfed.runs.live import ClientState, LiveFile, Moment, Phase, Tell, both, tell_nobody
-from ternfed.task import Task
+from ternfed.task import Task, task_of
 from ternfed.wire import Message
 
 __all__ = ["DivergedError", "Federation", "federate", "open_federation", "play", "play_round", "record", "record_into"]
@@ -64,7 +64,7 @@ def federate(
     data: DataSet | Clients,
     *settings: str,
     device: str = "cpu",
-    task: Task | None = None,
+    task: Task | str | None = None,
     test: Batches | None = None,
 ) -> Iterator[Round]:
     """Train a model of your own across simulated clients; after each round it holds the global weights.
@@ -76,7 +76,11 @@ def federate(
     given as one of them, `task.name=regression`, or as a value. The logger `ternfed` says, once and as information,
     which weights are ternary. Training is in float32, whatever the model has.
     """
+    if not isinstance(model, nn.Module):
+        raise ExperimentError(f"model: is a {type(model).__name__}; a torch.nn.Module is needed")
     for setting in settings:
+        if not isinstance(setting, str):
+            raise ExperimentError(f'{setting!r}: settings are text, "training.rate=0.1" for example')
         key = setting.partition("=")[0].strip()
         if key == "data.dataset" or (key.startswith("model.") and key not in PARTS):
             raise ExperimentError(f"{setting}: has no meaning here, where the model and the data are given")
@@ -84,6 +88,7 @@ def federate(
     by_nature = {} if isinstance(data, DataSet) else {"partition": "natural"}
     own = {"data": {"dataset": f"own:{name}", **by_nature}}
     experiment = Experiment.from_table(override(own, settings))
+    task = None if task is None else task_of(task)
     if not isinstance(data, DataSet):
         if test is None:
             raise ExperimentError("test: is needed, (inputs, targets) or batches of them, to judge models on")
@@ -95,7 +100,11 @@ def federate(
     start = federation.network.model
     if federation.experiment.model.weights is not None:
         put_into(model, {**dict(start.named_parameters()), **dict(start.named_buffers())})
-    for state, outcome in play(federation):
+    opened = federation.open()
+    let_go(federation.network, federation.algorithm)
+    playing = play(federation, opened)
+    del opened
+    for state, outcome in playing:
         put_into(model, state.server.weights)
         yield outcome
 
@@ -112,7 +121,7 @@ def record(
     if saved is not None:
         before = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, frozen)
     last = time.monotonic()
-    folder.note_partition(federation.class_counts())
+    folder.note_partition(federation.class_counts(), federation.data_name)
     for state, outcome in play(federation, before, both(LiveFile(folder.path).tell, tell), crew):
         folder.append(outcome)
         is_best = state.best_round == state.round
@@ -169,6 +178,7 @@ def play_round(
     clock.lap("broadcast")
     inside.reach("train")
     if crew is None:
+        broadcasts.forget_bytes()
         answers = train_here(federation, number, broadcasts.any(), chosen, state.memories, clock)
     else:
         answers = crew(broadcasts, chosen, state.memories, clock)
@@ -176,7 +186,9 @@ def play_round(
         federation.algorithm, broadcasts.any(), federation.registered, len(chosen), is_audited(federation)
     )
     memories, dropped = dict(state.memories), dict[int, str]()
-    while part := list(islice(answers, at_once(federation))):
+
+    def take_in(part: Sequence[Answer]) -> int:
+        """What some clients sent; nothing of it is held when the next ones train."""
         for answer, message in _decoded(federation, broadcasts.any(), part):
             try:
                 if message is None:
@@ -193,6 +205,10 @@ def play_round(
             traffic.add_upload(answer.data, message, federation.algorithm, broadcasts.any())
             clock.lap("upload")
             inside.client(answer.client, "done")
+        return len(part)
+
+    while take_in(list(islice(answers, at_once(federation)))):
+        pass
     if len(dropped) == len(chosen):
         reason = dropped[chosen[0]]
         raise DivergedError(f"training diverged on every client of round {number} ({reason}); lower training.rate")
@@ -212,7 +228,7 @@ def _decoded(
 
 
 class _Inside:
-    """How far a round has come, for who watches."""
+    """How far a round has come, for whoever watches."""
 
     def __init__(self, moment: Moment, tell: Tell) -> None:
         self._moment, self._tell = moment, tell

@@ -79,6 +79,11 @@ def untrained(model: nn.Module, trainable: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in chosen)
 
 
+def without_gradient(model: nn.Module) -> tuple[str, ...]:
+    """The parameters that are not trained by their own account: `requires_grad` is false."""
+    return tuple(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+
+
 def can_be_ternary(model: nn.Module) -> tuple[str, ...]:
     """Every float parameter with two dimensions or more."""
     return tuple(n for n, p in model.named_parameters() if p.is_floating_point() and p.dim() > 1 and p.numel())
@@ -166,7 +171,8 @@ def _used(model: nn.Module, sample: Tensor) -> list[str]:
     """The layers in the order in which a forward pass calls them; none where the model cannot take the sample."""
     if not len(sample) or any(parameter.is_meta for parameter in model.parameters()):
         return []
-    copy, calls = deepcopy(model).eval(), list[str]()
+    shared: dict[int, object] = {id(parameter): parameter for parameter in model.parameters()}
+    copy, calls = deepcopy(model, shared).eval(), list[str]()
     for name in _layers(model):
         copy.get_submodule(name).register_forward_pre_hook(lambda _module, _inputs, name=name: calls.append(name))
     try:

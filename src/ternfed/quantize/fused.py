@@ -19,12 +19,17 @@ from torch import Tensor
 
 from ternfed.quantize.ternary import FactorGradient, Quantizer, Rule, Scale
 
+LARGE = 1 << 22
+"""Weights from which on memory counts more than kernels."""
+PIECE = 1 << 20
+"""Of so many, the gradients are computed at a time."""
+
 
 class Trace(NamedTuple):
     """What the backward half needs from the forward half; flat, n elements in s segments."""
 
     kept: Tensor
-    """(n,) or (s, n/s), like the next two: 1 where the code is not 0, else 0."""
+    """(n,) or (s, n/s), like the next two: 1 where the code is not 0, else 0; of large layers the codes themselves."""
     codes: Tensor
     """In the dtype of the weights."""
     scale: Tensor
@@ -97,7 +102,8 @@ def forward_flat(
     # Masks are 0 and 1 in the dtype of the weights: mixing bool and float takes several times as long.
     room = torch.empty_like(size) if quantizer.scale is Scale.MEAN else size  # whose sizes are of use no longer
     kept = torch.gt(size, segments.spread(delta), out=room)
-    codes = torch.copysign(kept, flat)
+    # Of large layers every tensor counts: there the codes stand for what is kept, too.
+    codes = torch.copysign(kept, flat, out=kept if room is size and _is_large(flat) else None)
     if quantizer.scale is Scale.MEAN:
         count = segments.reduce(kept, "sum").clamp_min(1)
         scale = segments.spread(segments.dot(size, kept) / count)
@@ -111,9 +117,12 @@ def forward_flat(
     return (codes * scale).view(-1), Trace(kept, codes, scale, factors, shapes, batched, segments, quantizer)
 
 
-def backward(trace: Trace, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """From ∂J/∂θ^t of every layer to the gradients of its latent weights (eq. grad_fp) and of its factors."""
-    latents, factors = backward_flat(trace, _join(gradients, trace.batched))
+def backward(trace: Trace, gradients: Sequence[Tensor], over: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+    """From ∂J/∂θ^t of every layer to the gradients of its latent weights (eq. grad_fp) and of its factors.
+
+    `over`: of a large layer they may be written over those that were given.
+    """
+    latents, factors = backward_flat(trace, _join(gradients, trace.batched), over)
     split = _split(latents, trace.shapes, trace.batched)
     if factors is None:
         return split, []
@@ -122,13 +131,28 @@ def backward(trace: Trace, gradients: Sequence[Tensor]) -> tuple[list[Tensor], l
     return split, _split(factors, ((*lead, width),) * len(trace.shapes), trace.batched)
 
 
-def backward_flat(trace: Trace, flat: Tensor) -> tuple[Tensor, Tensor | None]:
+def backward_flat(trace: Trace, flat: Tensor, over: bool = False) -> tuple[Tensor, Tensor | None]:
     """`backward` of layers that lie end to end: (n,) and (s,) or (2s,)."""
     segments = trace.segments
     flat = segments.lay(flat.to(trace.codes.dtype))
-    latents = flat if trace.quantizer.straight else _chosen(trace.kept, flat * trace.scale, flat)
+    summed = _of_factors(trace, flat)
+    if trace.quantizer.straight:
+        return flat.view(-1), summed
+    if trace.kept is trace.codes and trace.scale.numel() == 1:
+        latents = flat if over else torch.empty_like(flat)
+        of_pieces = (torch.split(tensor.view(-1), PIECE) for tensor in (latents, trace.codes, flat))
+        for out, codes, own in zip(*of_pieces, strict=True):
+            out[:] = _chosen(codes.abs(), own * trace.scale.view(-1), own)
+        return latents.view(-1), summed
+    kept = trace.kept.abs() if trace.kept is trace.codes else trace.kept
+    return _chosen(kept, flat * trace.scale, flat).view(-1), summed
+
+
+def _of_factors(trace: Trace, flat: Tensor) -> Tensor | None:
+    """The gradients of the factors, where there are some."""
+    segments = trace.segments
     if trace.factors is None or trace.quantizer.scale is Scale.MEAN:
-        return latents.view(-1), None
+        return None
     if trace.quantizer.scale is Scale.PAIR:
         plus = segments.dot(flat, trace.codes.clamp_min(0))
         both = segments.dot(flat, trace.codes)
@@ -138,7 +162,11 @@ def backward_flat(trace: Trace, flat: Tensor) -> tuple[Tensor, Tensor | None]:
         summed = segments.dot(flat, counted) * trace.factors.sign().view(-1)
         if trace.quantizer.gradient is FactorGradient.SCALED:
             summed.mul_(segments.lengths.to(summed.dtype).rsqrt())
-    return latents.view(-1), summed
+    return summed
+
+
+def _is_large(flat: Tensor) -> bool:
+    return flat.device.type == "cpu" and flat.numel() >= LARGE
 
 
 def _chosen(mask: Tensor, one: Tensor, zero: Tensor) -> Tensor:
@@ -265,6 +293,9 @@ class Segments:
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
         """Σ left · right of each segment, (s,)."""
+        if len(self.layers) * self.clients == 1 and _is_large(left):
+            pairs = zip(torch.split(left.view(-1), PIECE), torch.split(right.view(-1), PIECE), strict=True)
+            return torch.stack([(one * other).sum() for one, other in pairs]).sum().view(1)
         return self.reduce(left * right, "sum")
 
     def spread(self, numbers: Tensor) -> Tensor:

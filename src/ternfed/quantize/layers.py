@@ -39,9 +39,11 @@ def ternarize_(
     chosen = _chosen(model, where, sample)
     for name in chosen:
         check_finite(model.get_parameter(name), name)
+    orders = {name: tuple(_owner(model, name)._parameters) for name in chosen}
     for name in chosen:
         module, weight = _owner(model, name), model.get_parameter(name)
-        parametrize.register_parametrization(module, name.rpartition(".")[2], _TernaryWeight(weight, quantizer))
+        made = _TernaryWeight(weight, quantizer, orders[name])
+        parametrize.register_parametrization(module, name.rpartition(".")[2], made)
     for module in {_owner(model, name) for name in chosen}:
         if isinstance(module, nn.RNNBase):
             module.register_forward_hook(_forget_used, always_call=True)
@@ -61,8 +63,11 @@ def ternary_weights(model: nn.Module) -> dict[str, Ternary]:
 
 
 def freeze(model: Model) -> Model:
-    """A copy of a prepared model as a plain module, whose ternary weights are exactly scale × code."""
-    weights = ternary_weights(model)
+    """A copy of a prepared model as a plain module, whose ternary weights are exactly scale × code.
+
+    Its `state_dict` has the names of the model before it was prepared, in their order.
+    """
+    weights, orders = ternary_weights(model), {layer.name: layer.weight.order for layer in _prepared(model)}
     plain = deepcopy(model)
     for module in plain.modules():
         _drop_hooks(module)
@@ -73,8 +78,15 @@ def freeze(model: Model) -> Model:
         module.__class__ = type(shared.__name__, shared.__bases__, dict(vars(shared)))
         parametrize.remove_parametrizations(module, own, leave_parametrized=False)
         plain.get_parameter(name).data.copy_(ternary.dense())
+    for name, order in orders.items():
+        _sort_parameters(_owner(plain, name), order)
     take_back(plain)
     return plain
+
+
+def is_prepared(model: nn.Module) -> bool:
+    """Whether `ternarize_` has prepared some layer of it."""
+    return bool(_found(model))
 
 
 def parameter_groups(
@@ -100,9 +112,13 @@ def parameter_groups(
 class _TernaryWeight(nn.Module):
     """The parametrization of one weight: latent weights in, ternary weights out."""
 
-    def __init__(self, latent: Tensor, quantizer: Quantizer) -> None:
+    order: tuple[str, ...] = ()
+    """The parameters of the layer before it was prepared."""
+
+    def __init__(self, latent: Tensor, quantizer: Quantizer, order: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.quantizer = quantizer
+        self.order = order
         factors = start_factors(latent.detach(), quantizer)
         self.factors = None if factors is None else nn.Parameter(factors)
         self.ready: Tensor | None = None
@@ -210,6 +226,13 @@ def _found(model: nn.Module) -> list[_Layer]:
                 if isinstance(entry, parametrize.ParametrizationList) and isinstance(entry[0], _TernaryWeight):
                     layers.append(_Layer(f"{name}.{own}".removeprefix("."), entry, entry[0]))
     return layers
+
+
+def _sort_parameters(module: nn.Module, order: tuple[str, ...]) -> None:
+    """Those of these names first, in this order: a parameter that was taken out and put back is the last."""
+    own = module._parameters
+    for name in sorted(own, key=lambda each: order.index(each) if each in order else len(order)):
+        own[name] = own.pop(name)
 
 
 def _drop_hooks(module: nn.Module) -> None:

@@ -73,7 +73,7 @@ class Ternary(NamedTuple):
 
     def dense(self) -> Tensor:
         """The weights themselves: scale × code, in the dtype of the scales, the shape of the codes."""
-        return torch.where(self.codes > 0, self.positive, self.negative) * self.codes
+        return torch.where(self.codes > 0, self.positive, self.negative).mul_(self.codes)
 
 
 @dataclass(frozen=True)
@@ -135,23 +135,22 @@ def largest_size(weight: Tensor) -> Tensor:
 
 def codes_of(weight: Tensor, delta: Tensor) -> Tensor:
     """I^t = sign(mask ⊙ θ), mask = ε(|θ| - Δ) (eq. mask_1, I): int8, the shape of the weight."""
-    return (weight > delta).to(torch.int8) - (weight < -delta).to(torch.int8)
+    return (weight > delta).to(torch.int8).sub_((weight < -delta).to(torch.int8))
 
 
 def kept_scales(weight: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
     """w_p*, w_n*: the mean size of the weights coded +1 and -1 (eq. optimal_solution); 0 for an empty set."""
-    positive, negative = codes > 0, codes < 0
-    size = weight.abs()
-    return (
-        (size * positive).sum() / positive.sum().clamp_min(1),
-        (size * negative).sum() / negative.sum().clamp_min(1),
-    )
+    return _mean_size(weight, codes > 0), _mean_size(weight, codes < 0)
 
 
 def kept_scale(weight: Tensor, codes: Tensor) -> Tensor:
     """α*: the mean size of all weights coded ±1 (eq. twn and below); 0 when none is."""
-    kept = codes != 0
-    return (weight.abs() * kept).sum() / kept.sum().clamp_min(1)
+    return _mean_size(weight, codes != 0)
+
+
+def _mean_size(weight: Tensor, kept: Tensor) -> Tensor:
+    # In place, on a tensor of its own: of a large layer each further one counts.
+    return weight.abs().mul_(kept).sum() / torch.count_nonzero(kept).clamp_min(1)
 
 
 def start_factors(latent: Tensor, quantizer: Quantizer) -> Tensor | None:

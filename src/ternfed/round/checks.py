@@ -48,7 +48,8 @@ def check_task(task: Task, data: DataSet) -> None:
 def check_fit(network: Network, data: DataSet) -> None:
     """Refuse samples that the model cannot take, and targets that its outputs do not fit."""
     if not network.parameters:
-        raise ExperimentError(f"{type(network.model).__name__} has no parameter to train")
+        reason = " (requires_grad is false for all; model.trainable chooses)" if network.frozen else ""
+        raise ExperimentError(f"{type(network.model).__name__} has no parameter to train{reason}")
     for samples in (data.train, data.test):
         some = samples.take(_telling(samples))
         inputs = normalise(some.inputs, data.mean, data.std)
@@ -63,14 +64,22 @@ def check_fit(network: Network, data: DataSet) -> None:
             ) from error
 
 
+def misfit(network: Network, data: DataSet) -> str | None:
+    """Why the model cannot take a sample of this data, or of its shape; None where it can."""
+    try:
+        _outputs(network, data.one(), data.name)
+    except ExperimentError as error:
+        return str(error)
+    return None
+
+
 def check_batches(network: Network, data: DataSet, parts: Sequence[Tensor], batch: int) -> None:
     """Refuse a batch of one sample where a BatchNorm cannot train on it."""
     single = next((index for index, part in enumerate(parts) if len(part) % batch == 1 or batch == 1), None)
     if single is None or not network.has_statistics:
         return
-    inputs = normalise(data.train.inputs[:1], data.mean, data.std)
     try:
-        _call(network, inputs, training=True)
+        _call(network, data.one(), training=True)
     except ValueError as error:
         size = len(parts[single])
         raise ExperimentError(

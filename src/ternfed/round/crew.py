@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.exchange import Broadcast, Broadcasts, reply_each
 from ternfed.round.federation import Federation, Site, finish_each, prepare
 from ternfed.round.traffic import Clock
 from ternfed.training.choose import train_recovering
-from ternfed.training.work import Trained, Work
+from ternfed.training.work import Trained
 
 CHUNK = 256
 """So many clients are trained, and their models held, at a time."""
@@ -49,16 +51,23 @@ def train_here(
     clock: Clock,
 ) -> Iterator[Answer]:
     """The clients' halves of a round in this process: start, local training, finish."""
-    for at in range(0, len(clients), CHUNK):
-        sites = [federation.site(index) for index in clients[at : at + CHUNK]]
+    together = at_once(federation)
+    chunk = CHUNK if together > 1 else 1
+    for at in range(0, len(clients), chunk):
+        sites = [federation.site(index) for index in clients[at : at + chunk]]
         fresh = federation.algorithm.client_memory
         ready = [prepare(site, number, broadcast, memories.get(site.index, fresh())) for site in sites]
         clock.lap("prepare")
+        orders, started = [work.order for work, _ in ready], [memory for _, memory in ready]
         trained = train_recovering(federation.trainer, [work for work, _ in ready], federation.algorithm.retries)
-        ends = zip(sites, ready, trained, strict=True)
-        while part := list(islice(ends, at_once(federation))):
+        del ready  # the trainer has what it needs
+        for first in range(0, len(sites), together):
+            part = slice(first, first + together)
+            done = list(islice(trained, together))
+            if part.stop >= len(sites):
+                del trained  # and what the clients started from
             clock.lap("train")
-            yield from _sent(federation, number, broadcast, part)
+            yield from _sent(sites[part], number, broadcast, started[part], orders[part], done)
 
 
 def at_once(federation: Federation) -> int:
@@ -67,22 +76,23 @@ def at_once(federation: Federation) -> int:
 
 
 def _sent(
-    federation: Federation, number: int, broadcast: Broadcast, part: Sequence[tuple[Site, tuple[Work, Any], Trained]]
-) -> Iterator[Answer]:
-    """What some clients send."""
-    sites = [site for site, *_ in part]
-    ended = finish_each(
-        sites,
-        number,
-        broadcast,
-        [started for _, (_, started), _ in part],
-        [work.order for _, (work, _), _ in part],
-        [trained for *_, trained in part],
-    )
+    sites: Sequence[Site],
+    number: int,
+    broadcast: Broadcast,
+    memories: Sequence[Any],
+    orders: Sequence[Tensor],
+    trained: list[Trained],
+) -> list[Answer]:
+    """What some clients send. What they trained is taken out of its list, and gone before it is bytes."""
+    ended = finish_each(sites, number, broadcast, memories, orders, trained)
+    trained.clear()
     messages = [own[0] for own in ended if not isinstance(own, NonFiniteError)]
-    coded = iter(reply_each(federation.algorithm, messages, broadcast))
-    for site, own in zip(sites, ended, strict=True):
-        if isinstance(own, NonFiniteError):
-            yield Answer(site.index, b"", None, str(own))
-        else:
-            yield Answer(site.index, next(coded), own[1])
+    remembered = [own if isinstance(own, NonFiniteError) else own[1] for own in ended]
+    del ended
+    coded = iter(reply_each(sites[0].algorithm, messages, broadcast))
+    return [
+        Answer(site.index, b"", None, str(own))
+        if isinstance(own, NonFiniteError)
+        else Answer(site.index, next(coded), own)
+        for site, own in zip(sites, remembered, strict=True)
+    ]

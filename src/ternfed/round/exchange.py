@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ternfed.algorithms.algorithm import Algorithm, Server
+from ternfed.algorithms.algorithm import Algorithm, Server, Weights
 from ternfed.wire import (
     Message,
     Reference,
@@ -27,9 +27,13 @@ from ternfed.wire import (
     form_for,
     form_of,
     read_header,
+    same,
     sections_in,
     trits_of,
 )
+
+PIECE = 1 << 20
+"""Trits that are counted at a time, as numbers of eight bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +74,8 @@ class Broadcasts:
     holders: Mapping[int, int] = field(default_factory=dict)
     """The round of the newest broadcast that each client holds."""
     _made: dict[int | None, Sent] = field(default_factory=dict, init=False, repr=False)
+    _said: list[Broadcast] = field(default_factory=list, init=False, repr=False)
+    """What all of them say, once one has been made."""
 
     def held_by(self, client: int) -> int | None:
         """The newest broadcast that a client holds, as far as the server knows; None where it has been forgotten."""
@@ -79,19 +85,27 @@ class Broadcasts:
     def given(self, held: int | None) -> Sent:
         """The broadcast for clients that hold an older one, or none."""
         if held not in self._made:
-            reference, first = self._reference(held), next(iter(self._made.values()), None)
-            data = send(self.algorithm, self.server, self.round, reference)
-            # The bytes differ, what they say does not.
-            said = receive(self.algorithm, data, reference) if first is None else first.broadcast
-            self._made[held] = Sent(data, said)
+            reference, message = self._reference(held), self.algorithm.broadcast(self.server)
+            data = send(self.algorithm, message, self.round, reference)
+            if not self._said:  # the bytes differ, what they say does not
+                said = _decode(data, self.algorithm.down, reference)
+                self._said.append(_lending(self.algorithm, _held_once(said, message, self.server.weights)))
+            self._made[held] = Sent(data, self._said[0])
         return self._made[held]
+
+    def forget_bytes(self) -> None:
+        """Let go of bytes that nobody will ask for again, as far as the server knows: of a model in floats, a model."""
+        if self.any().reference is None:
+            self._made.clear()
 
     def packed(self) -> bytes | None:
         """What must be kept for later broadcasts to be coded given this one; None where it lends them nothing."""
         if self.any().reference is None:
             return None
         alone = self._made.get(None)
-        return send(self.algorithm, self.server, self.round, None) if alone is None else alone.data
+        if alone is not None:
+            return alone.data
+        return send(self.algorithm, self.algorithm.broadcast(self.server), self.round, None)
 
     def for_client(self, client: int) -> Sent:
         """What a client gets."""
@@ -106,8 +120,7 @@ class Broadcasts:
 
     def any(self) -> Broadcast:
         """The first that was made. Whatever they were coded given, all let both sides assume the same."""
-        first = next(iter(self._made.values()), None)
-        return (first or self.given(None)).broadcast
+        return self._said[0] if self._said else self.given(None).broadcast
 
     def _reference(self, held: int | None) -> Reference | None:
         """What an older broadcast lends. Nobody keeps it: the bytes that need it are made once."""
@@ -117,15 +130,25 @@ class Broadcasts:
         return None if lent is None else Reference(lent, keep=False)
 
 
-def send(algorithm: Algorithm, server: Server, round: int, given: Reference | None) -> bytes:
+def send(algorithm: Algorithm, message: Message, round: int, given: Reference | None) -> bytes:
     """Server: the bytes of a broadcast given an older one that its receiver holds."""
-    message = algorithm.broadcast(server)
     return _encode(Message(message.tensors, {"round": round}), algorithm.down, given)
 
 
 def receive(algorithm: Algorithm, data: bytes, given: Reference | None) -> Broadcast:
-    """Client: what the bytes say. The server receives its own broadcast too, to know what the clients know."""
-    message = _decode(data, algorithm.down, given)
+    """Client: what the bytes say. The server reads its own broadcast too, to know what the clients know."""
+    return _lending(algorithm, _decode(data, algorithm.down, given))
+
+
+def _held_once(said: Message, sent: Message, weights: Weights) -> Message:
+    """What the bytes said, in the tensors that the server has, where these are the same bit for bit."""
+    again = Message({name: sent.tensors[name] for name in said.tensors}, said.numbers)
+    message = again if same(again, said) else said
+    message.know(weights)
+    return message
+
+
+def _lending(algorithm: Algorithm, message: Message) -> Broadcast:
     lent = algorithm.reference(message)
     return Broadcast(message, None if lent is None else Reference(lent))
 
@@ -182,7 +205,10 @@ def layer_entropies(message: Message, broadcast: Broadcast) -> dict[str, float]:
 
 def _entropy(codes: Tensor, given: Tensor) -> float:
     """H(X | Y) of two tensors of trits, in bits an element."""
-    pairs = torch.bincount((3 * given.flatten().long() + codes.flatten().long()) + 4, minlength=9).double().view(3, 3)
+    counts = torch.zeros(9, dtype=torch.int64)
+    for before, after in zip(*(torch.split(both.flatten(), PIECE) for both in (given, codes)), strict=True):
+        counts += torch.bincount((3 * before + after + 4).int(), minlength=9)
+    pairs = counts.double().view(3, 3)
     total = pairs.sum(1, keepdim=True)
     return float(torch.special.xlogy(pairs, total / pairs.clamp(min=1)).sum() / (math.log(2) * codes.numel()))
 

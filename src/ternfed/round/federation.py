@@ -32,6 +32,7 @@ from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.quantize.ternary import NonFiniteError
 from ternfed.round.checks import check_batches, check_device, check_fit, check_task
 from ternfed.round.exchange import Broadcast, Broadcasts, numbered, reply_each
+from ternfed.round.heap import give_memory_back
 from ternfed.round.state import State, keep
 from ternfed.round.traffic import Clock, Traffic
 from ternfed.runs.folder import Round
@@ -40,6 +41,9 @@ from ternfed.training.choose import Trainer, train_recovering, trainer_for
 from ternfed.training.evaluation import Evaluator
 from ternfed.training.work import Trained, TrainingData, Work
 from ternfed.wire import Message
+
+LARGE_MODEL = 1 << 23
+"""Weights from which on freed memory goes back to the system at once: pages cost less than models that nobody uses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +89,18 @@ class Federation:
     test: Evaluator
     held_out: Evaluator | None
     """Data kept on the server, taken from the training set."""
+    data_name: str
+    """What the data set calls itself."""
 
     @cached_property
     def parameter_count(self) -> int:
         """Numbers that are trained."""
         return sum(slot.size for slot in self.network.schema().slots if slot.name in self.network.parameters)
+
+    @cached_property
+    def told(self) -> Experiment:
+        """The experiment as clients are told it: with what the algorithm chose by data that each of them has not."""
+        return self.experiment.suited(self.network, _samples_each(self.parts))
 
     @cached_property
     def registered(self) -> tuple[int, ...]:
@@ -140,13 +151,15 @@ def open_federation(
     experiment = experiment.counted(data)
     network = experiment.make_network(data) if model is None else experiment.network_of(model, data)
     network = network if task is None else replace(network, task=task)
+    if sum(parameter.numel() for parameter in network.model.parameters()) >= LARGE_MODEL:
+        give_memory_back()
     check_task(network.task, data)
     experiment.check_with(data, network.task)
     check_fit(network, data)
-    algorithm = experiment.make_algorithm(network)
     if experiment.privacy.clip is not None:
         need_accounting()  # before anybody trains
     held, parts = experiment.make_partition(data.train.labels, network.task, data.clients)
+    algorithm = experiment.suited(network, _samples_each(parts)).make_algorithm(network)
     if algorithm.central:
         parts = [torch.cat(parts)]
     check_batches(network, data, parts, experiment.training.batch)
@@ -154,7 +167,12 @@ def open_federation(
     if algorithm.needs_held_out and held_out is None:
         raise ExperimentError(f"data.hold_out = 0: {algorithm.name} judges models on data held out on the server")
     test = Evaluator.of(network, data, data.test, device)
-    return Federation(experiment, network, algorithm, TrainingData.of(data, device), parts, test, held_out)
+    feed = TrainingData.of(data, device)
+    return Federation(experiment, network, algorithm, feed, parts, test, held_out, data.name)
+
+
+def _samples_each(parts: Sequence[Tensor]) -> int:
+    return sum(map(len, parts)) // max(len(parts), 1)
 
 
 def let_go(network: Network, algorithm: Algorithm) -> None:
@@ -340,11 +358,13 @@ def _changed(before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor] | 
     """The share of trits that differ between two broadcasts."""
     if before is None or after is None:
         return None
-    different = sum(int((before[name] != after[name]).sum()) for name in after)
+    # PyTorch sums truth values as numbers of eight bytes; it counts them as they are.
+    different = sum(int(torch.count_nonzero(before[name] != after[name])) for name in after)
     return different / sum(codes.numel() for codes in after.values())
 
 
 def _zeros(codes: Mapping[str, Tensor] | None) -> float | None:
     if codes is None:
         return None
-    return sum(int((part == 0).sum()) for part in codes.values()) / sum(part.numel() for part in codes.values())
+    total = sum(part.numel() for part in codes.values())
+    return sum(part.numel() - int(torch.count_nonzero(part)) for part in codes.values()) / total

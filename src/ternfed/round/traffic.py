@@ -39,7 +39,7 @@ class Traffic:
             self.entropies[name] = self.entropies.get(name, 0.0) + bits
 
     def layer_bits(self) -> dict[str, float] | None:
-        """Bits a weight of each ternary layer, the mean over the uploads."""
+        """Bits per weight of each ternary layer, the mean over the uploads."""
         # Rounded, because a sum in another order of arrival differs in its last bits.
         return {name: round(bits / self.uploads, 9) for name, bits in self.entropies.items()} or None
 

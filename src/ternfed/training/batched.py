@@ -10,7 +10,7 @@ up a batch has weight 0. Tests hold all of it to `train_one` to float64 rounding
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from math import prod
@@ -31,6 +31,8 @@ WINDOW = 256
 """Clients are sorted by size within so many of them; the results of no more are held back."""
 WORKING_SET = {"cpu": 16 << 20, "cuda": 1 << 30}
 """Bytes that the clients trained at once may touch in a step: on a CPU, what its last cache holds (docs/LOG.md)."""
+PIECE = 1 << 20
+"""Numbers that Adam moves at a time: what it computes on the way would be two more of a large layer."""
 WHOLE = 16
 """A short batch is filled up to a multiple of this: what is left over after whole vectors is computed by other code,
 which rounds otherwise, and a client's bits must not depend on how large its neighbours are."""
@@ -39,6 +41,8 @@ Count = int | Tensor
 """A number of steps: the same for all clients, or (clients, 1) in float64."""
 Gradient = Tensor | tuple[Tensor, Tensor]
 """A pair stands for its batched product, so that the product can be added right onto what it changes."""
+Multiply = Callable[[Tensor, Tensor], Tensor]
+"""The batched product."""
 
 
 class Layer(NamedTuple):
@@ -117,6 +121,9 @@ def train_batched(network: Network, training: Training, feed: TrainingData, work
     samples = Samples(feed.samples.inputs.flatten(1), feed.samples.labels)
     remaining = iter(works)
     while window := list(islice(remaining, WINDOW)):
+        if _is_large(window[0], samples):
+            yield from (_train_chunk(network, chain, training, samples, [work], alone=True)[0] for work in window)
+            continue
         done: dict[int, Trained] = {}
         for chunk in _chunks(window, _clients_at_once(window[0], training, samples)):
             outcomes = _train_chunk(network, chain, training, samples, [window[k] for k in chunk])
@@ -130,6 +137,12 @@ def _clients_at_once(work: Work, training: Training, samples: Samples) -> int:
     numbers = training.batch * samples.inputs.shape[1] + copies * sum(t.numel() for t in work.local.weights.values())
     room = WORKING_SET.get(samples.inputs.device.type, WORKING_SET["cuda"])
     return max(1, room // (numbers * samples.inputs.element_size()))
+
+
+def _is_large(work: Work, samples: Samples) -> bool:
+    """Whether the weights of one client are more than a working set: then no two are ever trained at once."""
+    size = sum(tensor.numel() for tensor in work.local.weights.values()) * samples.inputs.element_size()
+    return size > WORKING_SET.get(samples.inputs.device.type, WORKING_SET["cuda"])
 
 
 def _chunks(window: list[Work], most: int) -> Iterator[list[int]]:
@@ -146,9 +159,18 @@ def _chunks(window: list[Work], most: int) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def _train_chunk(
-    network: Network, chain: list[Layer], training: Training, samples: Samples, works: Sequence[Work]
+    network: Network,
+    chain: list[Layer],
+    training: Training,
+    samples: Samples,
+    works: Sequence[Work],
+    alone: bool = False,
 ) -> list[Trained]:
-    """All local steps of clients with the same rates and number of epochs, the largest client first."""
+    """All local steps of clients with the same rates and number of epochs, the largest client first.
+
+    `alone`: one client, which never has others beside it, so that its products need not be rounded as theirs would.
+    """
+    multiply = torch.bmm if alone else _bmm
     clients = [work.local for work in works]
     device = samples.inputs.device
     weights = {name: torch.stack([local.weights[name] for local in clients]).to(device) for name in clients[0].weights}
@@ -157,52 +179,67 @@ def _train_chunk(
     quantized = training.quantizer if latents else None
     thresholds = _thresholds(quantized, works, next(iter(weights.values())))
     plain_scales = _plain_scales(training, clients, next(iter(weights.values())))
-    trained, scales = _leaves(training, weights, factors, works[0].rates)
+    trained, scales = _leaves(training, weights, factors, works[0].rates, multiply)
     frozen = _frozen(network, weights, len(works))
     lowest = next(i for i, layer in enumerate(chain) if layer.weight in trained or layer.bias in trained)
     room = samples.inputs.new_empty(len(works) * training.batch, samples.inputs.shape[1])
     losses = torch.zeros(len(works), dtype=torch.float64, device=room.device)
-    segments: fused.Segments | None = None
+    # Layers end to end take fewer kernels; of a large model that would be one more copy, and their index two.
+    layers = [[name] for name in latents] if alone else [list(latents)]
+    kept_segments: list[fused.Segments | None] = [None] * len(layers)
 
     for step in _steps(works, training, samples):
-        now = {name: _part(tensor, 0, step.active) for name, tensor in (*weights.items(), *frozen.items())}
-        trace = None
+        now = {**weights, **frozen}
+        if step.active < len(works):
+            now = {name: tensor[: step.active] for name, tensor in now.items()}
+        traces: list[tuple[list[str], fused.Trace]] = []
         ternary = step.plain, step.active
         if step.plain:
             now |= {name: _before(now[name], scale[: step.plain]) for name, scale in plain_scales.items()}
         if quantized is not None and step.plain < step.active:
-            now_latents = [_part(latent, *ternary) for latent in latents.values()]
-            if segments is None or segments.clients != len(now_latents[0]):
-                segments = fused.Segments.of(now_latents, batched=True)
-            codes, trace = fused.forward(
-                now_latents,
-                [_part(leaf.value, *ternary) for leaf in scales.values()],
-                quantized,
-                batched=True,
-                thresholds=_part(thresholds, *ternary),
-                segments=segments,
-            )
-            now |= {name: _after(now[name], new) for name, new in zip(latents, codes, strict=True)}
+            for place, names in enumerate(layers):
+                now_latents = [_part(latents[name], *ternary) for name in names]
+                segments = kept_segments[place]
+                if segments is None or segments.clients != len(now_latents[0]):
+                    segments = kept_segments[place] = fused.Segments.of(now_latents, batched=True)
+                codes, trace = fused.forward(
+                    now_latents,
+                    [_part(scales[name].value, *ternary) for name in names if name in scales],
+                    quantized,
+                    batched=True,
+                    thresholds=_part(thresholds, *ternary),
+                    segments=segments,
+                )
+                traces.append((names, trace))
+                now |= {name: _after(now[name], new) for name, new in zip(names, codes, strict=True)}
+                del codes, trace
         # Only now, because these inputs push everything else out of the cache.
         rows = room[: len(step.chosen)]
         torch.index_select(samples.inputs, 0, step.chosen, out=rows)
         inputs = rows.view(step.active, -1, rows.shape[1]).transpose(1, 2)
-        values = _forward(chain, now, inputs)
+        values = _forward(chain, now, inputs, multiply)
         slope, loss = _cross_entropy(values[-1], step)
         if loss is not None:
             losses[step.earlier : step.active] += loss
-        gradients = _backward(chain[lowest:], now, values[lowest:], slope)
+        gradients = _backward(chain[lowest:], now, values[lowest:], slope, multiply)
         if step.plain:
             for name, scale in plain_scales.items():
-                gradients[name] = _before(_product(gradients[name]), scale[: step.plain])
-        if trace is not None:
-            whole = [_product(gradients[name]) for name in latents]
-            passed, summed = fused.backward(trace, [_part(gradient, *ternary) for gradient in whole])
-            gradients |= {name: _after(g, new) for name, g, new in zip(latents, whole, passed, strict=True)}
-            for leaf, gradient in zip(scales.values(), summed, strict=True):
-                leaf.move(ternary, gradient, step.quantized)
+                gradients[name] = _before(_product(gradients[name], multiply), scale[: step.plain])
+        del now  # quantized weights have done their work
+        for names, trace in traces:
+            whole = [_product(gradients.pop(name), multiply) for name in names]
+            passed, summed = fused.backward(trace, [_part(gradient, *ternary) for gradient in whole], alone)
+            both = [_after(gradient, new) for gradient, new in zip(whole, passed, strict=True)]
+            for name, gradient in zip((name for name in names if name in scales), summed, strict=True):
+                scales[name].move(ternary, gradient, step.quantized)
+            del trace, whole, passed
+            for name, gradient in zip(names, both, strict=True):
+                trained[name].move((0, step.active), gradient, step.number)
+            del both, gradient
+        del traces
         for name, leaf in trained.items():
-            leaf.move((0, step.active), gradients[name], step.number)
+            if name in gradients:
+                leaf.move((0, step.active), gradients[name], step.number)
         if training.clip is not None:
             for latent in latents.values():
                 latent[: step.active].clamp_(-training.clip, training.clip)
@@ -223,18 +260,22 @@ def _frozen(network: Network, trained: Weights, clients: int) -> Weights:
 
 
 def _taken(local: Local, weights: Weights, factors: Weights, k: int) -> Local:
-    """What client k trained. Copies: its result must not keep the stacked tensors of all clients alive."""
+    """What client k trained. Copies, unless it is alone: its result must not keep the tensors of all clients alive."""
+
+    def own(stacked: Tensor, like: Tensor) -> Tensor:
+        return stacked[k].to(like.device, copy=len(stacked) > 1)
+
     return replace(
         local,
-        weights={name: tensor[k].to(local.weights[name].device, copy=True) for name, tensor in weights.items()},
-        factors={name: tensor[k].to(local.factors[name].device, copy=True) for name, tensor in factors.items()},
+        weights={name: own(tensor, local.weights[name]) for name, tensor in weights.items()},
+        factors={name: own(tensor, local.factors[name]) for name, tensor in factors.items()},
         buffers={name: tensor.clone() for name, tensor in local.buffers.items()},
     )
 
 
 def _after(all_: Tensor, last: Tensor) -> Tensor:
     """The clients of `all_`, the last of them replaced."""
-    return last if len(last) == len(all_) else torch.cat((all_[: len(all_) - len(last)], last))
+    return last if last.size(0) == all_.size(0) else torch.cat((all_[: len(all_) - len(last)], last))
 
 
 def _before(all_: Tensor, scales: Tensor) -> Tensor:
@@ -321,14 +362,14 @@ def _steps(works: Sequence[Work], training: Training, samples: Samples) -> Itera
 
 def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
     """tensor[start:stop], without the cost of a view where that is the whole tensor."""
-    return tensor if start == 0 and stop == len(tensor) else tensor[start:stop]
+    return tensor if start == 0 and stop == tensor.size(0) else tensor[start:stop]  # `len` takes five times as long
 
 
-def _forward(chain: list[Layer], weights: Weights, inputs: Tensor) -> list[Tensor]:
+def _forward(chain: list[Layer], weights: Weights, inputs: Tensor, multiply: Multiply) -> list[Tensor]:
     """The inputs and every layer's outputs, (clients, features, samples)."""
     values = [inputs]
     for layer in chain:
-        above = _bmm(weights[layer.weight], values[-1])
+        above = multiply(weights[layer.weight], values[-1])
         if layer.bias is not None:
             above += weights[layer.bias].unsqueeze(2)
         values.append(above.relu_() if layer.relu else above)
@@ -346,7 +387,9 @@ def _cross_entropy(outputs: Tensor, step: _Step) -> tuple[Tensor, Tensor | None]
     return slope, -right.sum((1, 2), dtype=torch.float64)
 
 
-def _backward(chain: list[Layer], weights: Weights, values: list[Tensor], slope: Tensor) -> dict[str, Gradient]:
+def _backward(
+    chain: list[Layer], weights: Weights, values: list[Tensor], slope: Tensor, multiply: Multiply
+) -> dict[str, Gradient]:
     """The gradients of the chain's tensors, from its `values` (one more than layers) and that of its last output."""
     gradients: dict[str, Gradient] = {}
     for i, layer in reversed(list(enumerate(chain))):
@@ -356,7 +399,7 @@ def _backward(chain: list[Layer], weights: Weights, values: list[Tensor], slope:
         if layer.bias is not None:
             gradients[layer.bias] = slope.sum(2)
         if i > 0:
-            slope = _bmm(weights[layer.weight].transpose(1, 2), slope)
+            slope = multiply(weights[layer.weight].transpose(1, 2), slope)
     return gradients
 
 
@@ -365,15 +408,15 @@ def _bmm(first: Tensor, second: Tensor) -> Tensor:
 
     BLAS rounds a single product otherwise than one of a batch, and a client must not depend on who trains beside it.
     """
-    return torch.bmm(first, second) if len(first) > 1 else torch.bmm(_twice(first), _twice(second))[:1]
+    return torch.bmm(first, second) if first.size(0) > 1 else torch.bmm(_twice(first), _twice(second))[:1]
 
 
 def _twice(single: Tensor) -> Tensor:
     return single.expand(2, -1, -1)
 
 
-def _product(gradient: Gradient) -> Tensor:
-    return _bmm(*gradient) if isinstance(gradient, tuple) else gradient
+def _product(gradient: Gradient, multiply: Multiply) -> Tensor:
+    return multiply(*gradient) if isinstance(gradient, tuple) else gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,30 +430,43 @@ class _Leaf:
     decay: float
     moments: tuple[Tensor, ...]
     """Shaped like the value: none, the momentum, or Adam's two."""
+    multiply: Multiply
 
     def move(self, clients: tuple[int, int], gradient: Gradient, count: Count) -> None:
         """The optimizer's step of clients from one to another, the `count`-th one of this tensor."""
-        value, *moments = (_part(tensor, *clients) for tensor in (self.value, *self.moments))
+        value, moments = self.value, self.moments
+        if clients != (0, value.size(0)):
+            value, moments = value[slice(*clients)], tuple(moment[slice(*clients)] for moment in moments)
         if isinstance(self.optimizer, Adam):
             first, second = moments
-            _adam(value, first, second, _product(gradient), self.rate, self.decay, count)
+            _adam(value, first, second, _product(gradient, self.multiply), self.rate, self.decay, count)
         elif moments:
-            _accumulate(moments[0], gradient, self.optimizer.momentum, 1.0)
+            self._accumulate(moments[0], gradient, self.optimizer.momentum, 1.0)
             if self.decay:
                 moments[0].add_(value, alpha=self.decay)
             value.add_(moments[0], alpha=-self.rate)
         else:
-            _accumulate(value, gradient, 1.0 - self.rate * self.decay, -self.rate)
+            self._accumulate(value, gradient, 1.0 - self.rate * self.decay, -self.rate)
+
+    def _accumulate(self, into: Tensor, gradient: Gradient, keep: float, times: float) -> None:
+        """into ← keep · into + times · gradient."""
+        if isinstance(gradient, tuple) and into.size(0) == 1 and self.multiply is _bmm:  # as it does
+            into.copy_(torch.baddbmm(_twice(into), *map(_twice, gradient), beta=keep, alpha=times)[:1])
+        elif isinstance(gradient, tuple):
+            into.baddbmm_(*gradient, beta=keep, alpha=times)
+        else:
+            (into if keep == 1.0 else into.mul_(keep)).add_(gradient, alpha=times)
 
 
 def _leaves(
-    training: Training, weights: Weights, factors: Weights, rates: tuple[float, float, float]
+    training: Training, weights: Weights, factors: Weights, rates: tuple[float, float, float], multiply: Multiply
 ) -> tuple[dict[str, _Leaf], dict[str, _Leaf]]:
     """The trained weights and the trained factors, with the optimizers and rates of `plain.make_optimizers`."""
     common, (of_others, of_latents, of_factors) = training.optimizer, rates
 
     def leaf(value: Tensor, optimizer: Optimizer, rate: float, decay: float) -> _Leaf:
-        return _Leaf(value, optimizer, rate, decay, tuple(torch.zeros_like(value) for _ in range(optimizer.moments)))
+        moments = tuple(torch.zeros_like(value) for _ in range(optimizer.moments))
+        return _Leaf(value, optimizer, rate, decay, moments, multiply)
 
     own, decay = training.latent_optimizer or common, training.weight_decay
     trained = {
@@ -423,20 +479,15 @@ def _leaves(
     return trained, {name: leaf(factors[name], common, of_factors, 0.0) for name in latents}
 
 
-def _accumulate(into: Tensor, gradient: Gradient, keep: float, times: float) -> None:
-    """into ← keep · into + times · gradient."""
-    if isinstance(gradient, tuple) and len(into) == 1:  # as in `_bmm`
-        into.copy_(torch.baddbmm(_twice(into), *map(_twice, gradient), beta=keep, alpha=times)[:1])
-    elif isinstance(gradient, tuple):
-        into.baddbmm_(*gradient, beta=keep, alpha=times)
-    else:
-        (into if keep == 1.0 else into.mul_(keep)).add_(gradient, alpha=times)
-
-
 def _adam(
     value: Tensor, first: Tensor, second: Tensor, gradient: Tensor, rate: float, decay: float, count: Count
 ) -> None:
     """Adam (Kingma & Ba 2015) as `torch.optim.Adam` has it: β = 0.9 and 0.999, ε = 1e-8, decay in the gradient."""
+    if value.numel() > PIECE and isinstance(count, int) and gradient.is_contiguous():
+        flat = (torch.split(tensor.view(-1), PIECE) for tensor in (value, first, second, gradient))
+        for own, own_first, own_second, own_gradient in zip(*flat, strict=True):
+            _adam(own, own_first, own_second, own_gradient, rate, decay, count)
+        return
     if decay:
         gradient = gradient.add(value, alpha=decay)
     first.lerp_(gradient, 0.1)

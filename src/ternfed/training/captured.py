@@ -108,8 +108,8 @@ class _OnDevice:
         self.graphs: dict[tuple[tuple[int, ...], _Kind], torch.cuda.CUDAGraph] = {}
         self.seen: Counter[tuple[tuple[int, ...], _Kind]] = Counter()
         self.streams: list[torch.cuda.Stream] = []
-        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.captures = self.device.type == "cuda"
+        self.pool = torch.cuda.graph_pool_handle() if self.captures else None
 
     def train(self, works: Sequence[Work]) -> list[Trained]:
         """The work of a few clients at the same time."""
@@ -178,13 +178,18 @@ class _OnDevice:
         return graph
 
     def _make_room(self, works: Sequence[Work]) -> None:
-        """Slots for so many clients with so many samples; graphs hold addresses, so new ones start over."""
+        """Slots for so many clients with so many samples; graphs hold addresses, so new ones start over.
+
+        They seldom do: there is room for clients up to twice as large.
+        """
         needed = max(work.order.numel() for work in works)
         if needed > self.room:
-            self.room = needed
+            self.room = 2 * needed if self.room else needed
             self.slots.clear()
             self.graphs.clear()
             self.seen.clear()
+            if self.captures:
+                self.pool = torch.cuda.graph_pool_handle()  # the old one went with the last graph that used it
         while len(self.slots) < len(works):
             self.slots.append(_Slot(self, works[0].local, self.room))
             if self.device.type == "cuda" and len(self.streams) < len(self.slots):

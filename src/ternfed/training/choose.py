@@ -33,17 +33,26 @@ GROWTH = 100.0
 """A client whose largest weight became so many times larger in one round, and as many times larger than 1, diverged."""
 
 
+SMALL = 1 << 16
+"""Weights of a model that are looked at in one go."""
+
+
 def train_recovering(trainer: Trainer, works: Sequence[Work], tries: int) -> Iterator[Trained]:
     """The outcomes, in order; a client that diverged trains again at a quarter of its rates."""
-    for work, trained in zip(works, trainer.train(works), strict=True):
-        again, outcome = work, trained
-        for _ in range(tries):
-            if _is_sound(outcome, work):
-                break
-            first, latents, factors = again.rates
-            again = replace(again, rates=(first / 4, latents / 4, factors / 4))
-            (outcome,) = trainer.train([again])
-        yield outcome
+    outcomes = trainer.train(works)
+    # Nothing here may hold an outcome while the next one comes about: each is a whole model.
+    return (_recovered(trainer, next(outcomes), work, tries) for work in works)
+
+
+def _recovered(trainer: Trainer, outcome: Trained, work: Work, tries: int) -> Trained:
+    again = work
+    for _ in range(tries):
+        if _is_sound(outcome, work):
+            break
+        first, latents, factors = again.rates
+        again = replace(again, rates=(first / 4, latents / 4, factors / 4))
+        (outcome,) = trainer.train([again])
+    return outcome
 
 
 def _is_sound(trained: Trained, work: Work) -> bool:
@@ -57,7 +66,12 @@ def _is_sound(trained: Trained, work: Work) -> bool:
 
 def _largest(local: Local) -> float:
     """The size of the largest weight or factor; NaN where one is."""
-    sizes = [tensor.abs().max() for tensor in (*local.weights.values(), *local.factors.values()) if tensor.numel()]
+    tensors = [tensor for tensor in (*local.weights.values(), *local.factors.values()) if tensor.numel()]
+    if 0 < sum(tensor.numel() for tensor in tensors) <= SMALL:  # thousands of small models want few kernels
+        low, high = torch.aminmax(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        return max(-low.item(), high.item())  # of a NaN both are
+    ends = (torch.aminmax(tensor) for tensor in tensors)
+    sizes = [torch.maximum(-low, high) for low, high in ends]
     return float(torch.stack([size.float().cpu() for size in sizes]).max()) if sizes else 0.0
 
 

@@ -20,7 +20,20 @@ from ternfed.wire.errors import (
     WrongValue,
     WrongVersion,
 )
-from ternfed.wire.forms import FORMS, Message, Value, dense, form_for, form_of, largest, same, schema_of
+from ternfed.wire.forms import (
+    FORMS,
+    Message,
+    Value,
+    dense,
+    dense_rows,
+    form_for,
+    form_of,
+    is_large,
+    largest,
+    row_slices,
+    same,
+    schema_of,
+)
 from ternfed.wire.message import Header, decode, decode_each, encode, encode_each, read_header, sections_in
 from ternfed.wire.reference import Reference, reference_of
 from ternfed.wire.schema import Kind, Schema, Slot
@@ -60,15 +73,18 @@ __all__ = [
     "decode",
     "decode_each",
     "dense",
+    "dense_rows",
     "describe",
     "encode",
     "encode_each",
     "form_for",
     "form_of",
+    "is_large",
     "largest",
     "load_tern",
     "read_header",
     "reference_of",
+    "row_slices",
     "same",
     "save_tern",
     "schema_of",

@@ -70,9 +70,9 @@ def decode(data: memoryview, sizes: tuple[int, ...], reference: HeldTrits | None
 
 def _decode_fast(stack: Stack, spreads: list[Spread], total: int, reference: HeldTrits | None) -> Codes:
     """The rest of `decode` by compiled loops."""
-    out, stop = np.empty(total, np.int8), 0
-    order = None if reference is None else reference.kept_order
-    for spread in spreads:
+    order, stop = None if reference is None else reference.kept_order, 0
+    out = np.empty(total, np.int8) if reference is None or order is None else reference.codes.copy()
+    for place, spread in enumerate(spreads):
         start, stop = stop, stop + sum(spread)
         if stop == start:
             continue
@@ -80,6 +80,8 @@ def _decode_fast(stack: Stack, spreads: list[Spread], total: int, reference: Hel
         if order is None:
             came = stack.pop(frequencies, out[start:stop], pad)
         else:
+            if pad != VALUES[len(VALUES) * place // len(spreads)]:  # most trits of this context changed
+                out[order[start:stop]] = pad
             came = stack.pop_into(frequencies, order[start:stop], out, pad)
         came[pad + 1] -= _padding(stop - start)
         _check_came(came, spread)

@@ -45,13 +45,26 @@ def pop(words, left, state, starts, short, out, counts):
 
 @njit(cache=True, nogil=True)
 def pop_into(words, left, state, starts, short, trits, places, out, counts, pad):
-    """The symbols of one planar block, their trits to these places of `out`; also how many paddings were none."""
+    """The symbols of one planar block, their trits to these places of `out`; also how many paddings were none.
+
+    The places hold `pad` already, the commonest trit: five of it are a symbol that needs neither tables nor stores.
+    """
     total = len(places)
     size = (total + 4) // 5
     whole, wrong = max(0, size - (5 * size - total)), 0
     first, second, third = places[:size], places[size : 2 * size], places[2 * size : 3 * size]
     fourth, fifth = places[3 * size : 4 * size], places[4 * size :]
+    common, same = 121 * (1 + pad), 0
+    begin, share = starts[common], starts[common + 1] - starts[common]
     for place in range(whole):
+        beyond = (state & _MASK) - begin
+        if beyond < share:  # unsigned: below `begin` it is huge
+            same += 1
+            state = share * (state >> _FULL) + beyond
+            if state < _LEAST and left > 0:
+                left -= 1
+                state = (state << _WORD) | np.uint64(words[left])
+            continue
         symbol, state, left = _step(words, left, state, starts, short)
         counts[symbol] += 1
         out[first[place]] = trits[symbol, 0]
@@ -59,6 +72,7 @@ def pop_into(words, left, state, starts, short, trits, places, out, counts, pad)
         out[third[place]] = trits[symbol, 2]
         out[fourth[place]] = trits[symbol, 3]
         out[fifth[place]] = trits[symbol, 4]
+    counts[common] += same
     for place in range(whole, size):
         symbol, state, left = _step(words, left, state, starts, short)
         counts[symbol] += 1

@@ -29,6 +29,15 @@ def loops() -> Any:
         return None
 
 
+@cache
+def grid_loops() -> Any:
+    """The same for many small streams of grids."""
+    try:
+        return import_module("ternfed.wire.compiled_grids")
+    except ImportError:
+        return None
+
+
 class Stack:
     """The words of a stream, and how far they have been decoded."""
 
@@ -58,7 +67,7 @@ class Stack:
     def pop_into(
         self, frequencies: NDArray[np.int64], places: NDArray[np.uint32], out: Codes, pad: int
     ) -> NDArray[np.int64]:
-        """The trits of a group, to these places of `out`; how many came of -1, 0, +1, padding counted too."""
+        """The trits of a group, to these places of `out`, which hold `pad`; how many came, padding counted too."""
         starts, short, counts = *_tables(frequencies), np.zeros(len(frequencies), np.int64)
         for at in range(0, len(places), SPAN):
             state, self._left, wrong = loops().pop_into(

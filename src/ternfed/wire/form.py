@@ -39,14 +39,24 @@ class Options(NamedTuple):
 class Coded(NamedTuple):
     """All slots of one form as bytes."""
 
-    stream: Buffer
-    """The section: its length is written before it."""
+    parts: Buffer | list[Buffer]
+    """The section, whole or in pieces: its length is written before it."""
     front: Buffer = b""
     """What stands before it, in as many bytes as the receiver expects."""
     codec: int = 0
     flags: int = 0
     given: bytes | None = None
     """The digest of what the receiver must hold; None: nothing."""
+
+    @property
+    def stream(self) -> Buffer:
+        """The section, joined."""
+        return b"".join(self.parts) if isinstance(self.parts, list) else self.parts
+
+    @property
+    def pieces(self) -> list[Buffer]:
+        """The section in pieces. Who joins them may take them out of the list: a large one is not there twice then."""
+        return self.parts if isinstance(self.parts, list) else [self.parts]
 
 
 V = TypeVar("V")
@@ -80,6 +90,8 @@ class Form(Generic[V, H]):
     """Refuse a value that does not fit its slot, by a `MessageError` that names it."""
     dense: Callable[[V], Tensor]
     """The weights themselves, in the shape of the slot."""
+    rows: Callable[[V, slice], V]
+    """Some rows of its first dimension, as a value of the same form."""
     largest: Callable[[V], float]
     """The largest size that an element can have; not finite where there is none. 0 for whole numbers."""
     lends: Callable[[V], Tensor]

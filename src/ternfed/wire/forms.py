@@ -5,7 +5,7 @@ Who is handed a value asks its form here and never what class it has, so that on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,9 @@ FORMS: tuple[Form[Any, Any], ...] = (TERNARY, GRID, DENSE)
 Value = Tensor | Ternary | Grid
 """What the forms are forms of."""
 
+PIECE = 1 << 20
+"""Numbers of a large value that are looked at together."""
+
 _OF_KIND = {kind: form for form in FORMS for kind in form.kinds}
 
 
@@ -36,16 +39,29 @@ class Message:
 
     tensors: Mapping[str, Value]
     numbers: Mapping[str, float] = field(default_factory=dict)
+    known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    """Weights that somebody has who keeps them anyway."""
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
         """The weights themselves, made once for all who start from them; nobody may change one in place."""
-        return {name: dense(value) for name, value in self.tensors.items()}
+        return {name: self.weight(name) for name in self.tensors}
 
     def weight(self, name: str) -> Tensor:
         """One of them; made for the caller alone where not all have been made."""
         made: Mapping[str, Tensor] | None = self.__dict__.get("weights")
-        return dense(self.tensors[name]) if made is None else made[name]
+        if made is not None:
+            return made[name]
+        return self.known[name] if name in self.known else dense(self.tensors[name])
+
+    def know(self, weights: Mapping[str, Tensor]) -> None:
+        """Share with these, from now on, what is large and has the same bits."""
+        for name, value in self.tensors.items():
+            tensor = weights.get(name)
+            if tensor is None or not is_large(value) or tensor.shape != _numbers_of(value).shape:
+                continue
+            if all(_same_tensor(part, tensor[own]) for own, part in dense_rows(value)):
+                self.known[name] = tensor
 
     def forget_weights(self) -> None:
         """Let go of what `weights` made, which of a large message is a whole model."""
@@ -74,6 +90,29 @@ def dense(value: Value) -> Tensor:
     """The weights themselves: a ternary value as scale × code, a grid as code × step, a plain tensor as it is."""
     weights: Tensor = form_of(value).dense(value)
     return weights
+
+
+def dense_rows(value: Value) -> Iterator[tuple[slice, Tensor]]:
+    """The same of a value with rows, some of them at a time: whole, a large one is one more model."""
+    form, rows = form_of(value), _numbers_of(value)
+    for own in row_slices(rows):
+        yield own, form.dense(form.rows(value, own))
+
+
+def row_slices(tensor: Tensor) -> Iterator[slice]:
+    """The rows of a tensor, about `PIECE` numbers at a time."""
+    step = max(1, PIECE // max(1, tensor[:1].numel()))
+    return (slice(at, at + step) for at in range(0, len(tensor), step))
+
+
+def is_large(value: Value) -> bool:
+    """Whether it has rows and so many numbers that they are better looked at some rows at a time."""
+    numbers = _numbers_of(value)
+    return numbers.numel() > PIECE and numbers.dim() > 0
+
+
+def _numbers_of(value: Value) -> Tensor:
+    return value if isinstance(value, Tensor) else value.codes
 
 
 def largest(value: Value) -> float:

@@ -17,11 +17,11 @@ from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, Grid
 from ternfed.wire.ans import entropy_bits
 from ternfed.wire.errors import MessageError, TrailingBytes, Truncated, WrongValue
 from ternfed.wire.form import Coded, Form, Options, Slots, check_tensor
-from ternfed.wire.grid_many import fit_together, streams
+from ternfed.wire.grid_many import fit_together, read_each, streams
 from ternfed.wire.grid_stream import needs_more, plan, read, roughly, write
 from ternfed.wire.held_grids import HeldGrids, Layout, exponents_of, exponents_shape, layout_of
 from ternfed.wire.numbers import BLOCK, Histogram, Numbers, histogram, histograms
-from ternfed.wire.planes import plane_length, read_planes, write_plane
+from ternfed.wire.planes import plane_length, plane_pieces, read_planes
 from ternfed.wire.schema import Kind, Slot
 from ternfed.wire.trits import Bytes
 
@@ -34,6 +34,11 @@ def _slot(name: str, value: Grid) -> Slot:
 
 def _check(slot: Slot, value: Grid) -> None:
     """Shapes and dtypes; how large numbers may be is asked of all slots at once, when they are coded."""
+    codes, exponents = value
+    if type(codes) is type(exponents) is Tensor and codes.layout is torch.strided:
+        is_codes = codes.dtype is torch.int32 and codes.shape == slot.shape
+        if is_codes and exponents.dtype is torch.int16 and exponents.shape == exponents_shape(slot):
+            return  # as thousands of small messages are; the rest finds the words
     check_tensor(slot, value.codes)
     if value.codes.dtype is not torch.int32:
         raise MessageError(f"{slot.name}: codes are int32, not {value.codes.dtype}")
@@ -150,8 +155,7 @@ def _decode_each(slots: Slots, many: Sequence[Coded], held: HeldGrids | None) ->
     layout = layout_of(slots)
     if layout.total > BLOCK or any(coded.codec != ANS or coded.given is not None for coded in many):
         return [_decode(slots, coded, held if coded.given is not None else None) for coded in many]
-    parts = [read(memoryview(coded.stream), layout) for coded in many]
-    exponents, codes = (np.stack([part[side] for part in parts]) for side in (0, 1))
+    exponents, codes = read_each([coded.stream for coded in many], layout)
     _check_read(exponents, codes)
     steps, columns = torch.from_numpy(exponents.astype(np.int16)), []
     at = step = 0
@@ -215,7 +219,7 @@ def _write_planes(codes: Numbers, exponents: Numbers, compress: bool) -> bytes:
     """A byte per exponent, then the planes of the codes; small ones of either sign have zeros above."""
     steps = (exponents - LOWEST).astype(np.uint8).tobytes()
     planes = (_plane(codes, place) for place in range(4))
-    return steps + b"".join(write_plane(plane, compress) for plane in planes)
+    return b"".join([steps, *(piece for plane in planes for piece in plane_pieces(plane, compress))])
 
 
 def _plane(codes: Numbers, place: int) -> Bytes:
@@ -294,6 +298,7 @@ GRID: Form[Grid, HeldGrids] = Form(
     slot=_slot,
     check=_check,
     dense=lambda grid: grid.dense(),
+    rows=lambda grid, own: Grid(grid.codes[own], grid.exponents[own] if grid.exponents.dim() else grid.exponents),
     largest=_largest,
     lends=lambda grid: grid.dense(),
     hold=_hold,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from struct import pack
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -102,19 +104,31 @@ def assemble(
 
 
 def _numbers(message: Message, schema: Schema) -> bytes:
-    return np.array([message.numbers[name] for name in schema.numbers], "<f8").tobytes()
+    return pack(f"<{len(schema.numbers)}d", *(message.numbers[name] for name in schema.numbers))
 
 
 def joined(schema: bytes, numbers: Buffer, sections: Iterable[Coded]) -> bytes:
     """The bytes of a message from its parts."""
     front = MAGIC + bytes([VERSION]) + schema
-    pieces: list[Buffer] = [numbers]
+    out, checksum = BytesIO(), crc32(front)
+    out.write(front + bytes(4))
+    checksum = crc32(numbers, checksum)
+    out.write(numbers)
     for coded in sections:
-        tag = coded.codec | coded.flags | (0 if coded.given is None else GIVEN)
-        pieces += [bytes([tag]), coded.given or b"", varint.write(len(coded.stream)), coded.front, coded.stream]
-    refuse_too_long(_FIXED + sum(len(piece) for piece in pieces))
-    back = b"".join(pieces)
-    return b"".join([front, crc32(back, crc32(front)).to_bytes(4, "little"), back])
+        tag, taken = coded.codec | coded.flags | (0 if coded.given is None else GIVEN), coded.pieces
+        length = sum(len(piece) for piece in taken)
+        head = b"".join([bytes([tag]), coded.given or b"", varint.write(length), coded.front])
+        refuse_too_long(out.tell() + len(head) + length)
+        checksum = crc32(head, checksum)
+        out.write(head)
+        taken.reverse()
+        while taken:
+            piece = taken.pop()  # and it is let go: all pieces and the message are two messages
+            checksum = crc32(piece, checksum)
+            out.write(piece)
+    out.seek(_CHECKSUM.start)
+    out.write(checksum.to_bytes(4, "little"))
+    return out.getvalue()  # what was written, not a copy
 
 
 def refuse_too_long(length: int) -> None:
@@ -226,7 +240,7 @@ def _section(view: memoryview, at: int, form: Form[Any, Any], slots: Slots) -> t
     end = stream + length
     if end > len(view):
         raise Truncated(f"the section of {form.name} tensors ends at byte {end}, {len(view)} came")
-    if length > (most := longest_section(form, slots)):
+    if length > SPARE_BYTES and length > (most := longest_section(form, slots)):
         raise ImpossibleCount(f"a section of {length} bytes for {form.name} tensors that need {most} at most")
     return Coded(view[stream:end], view[at:stream], codec, flags, given), end
 
@@ -245,7 +259,7 @@ def longest_section(form: Form[Any, Any], slots: Slots) -> int:
 
 def check(message: Message, schema: Schema) -> None:
     """Refuse a message that does not fit its schema, naming the tensor."""
-    names = {slot.name for slot in schema.slots}
+    names = schema.names
     for kind, have, want in (
         ("tensor", message.tensors.keys(), names),
         ("number", message.numbers.keys(), set(schema.numbers)),

@@ -47,13 +47,26 @@ def _buckets(reach: int, fine: int) -> _Buckets:
     return _Buckets(np.flatnonzero(np.diff(symbols, prepend=symbols[0] - 1)), below, int(symbols[-1]))
 
 
+Found = tuple[Table, NDArray[np.int64], NDArray[np.int64]]
+"""Of buckets that fine: how often each occurs in each list, and the lowest and highest that do."""
+
+
 def best_of_each(table: Table) -> Iterator[Ready]:
     """The model with which each list is smallest, the coarsest of several."""
+    choice, kept = fines_of_each(table)
+    chosen = [_ready(kept[fine - 1], np.flatnonzero(choice == fine), fine) for fine in range(1, len(kept) + 1)]
+    rows = [iter(part) for part in chosen]
+    for fine in choice.tolist():
+        yield next(rows[fine - 1])
+
+
+def fines_of_each(table: Table) -> tuple[NDArray[np.int64], list[Found]]:
+    """How fine those models are; and the buckets of all lists, for each fineness that was tried."""
     reach = table.shape[1] // 2
     totals = table.sum(axis=1)
     entropy_of = weighed(np.arange(int(totals.max(initial=0)) + 1))
     least, choice = np.full(len(table), np.inf), np.zeros(len(table), np.int64)
-    kept: list[tuple[Table, NDArray[np.int64], NDArray[np.int64]]] = []
+    kept: list[Found] = []
     for fine in range(1, FINEST + 1):
         buckets = _buckets(reach, fine)
         counts = np.add.reduceat(table, buckets.first, axis=1)
@@ -68,10 +81,7 @@ def best_of_each(table: Table) -> Iterator[Ready]:
         kept.append((counts, low, high))
         if reach < 2 << fine:  # finer than one bucket per number changes nothing
             break
-    chosen = [_ready(kept[fine - 1], np.flatnonzero(choice == fine), fine) for fine in range(1, len(kept) + 1)]
-    rows = [iter(part) for part in chosen]
-    for fine in choice.tolist():
-        yield next(rows[fine - 1])
+    return choice, kept
 
 
 def _ends(highest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -79,9 +89,7 @@ def _ends(highest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return -ends, ends
 
 
-def _ready(
-    found: tuple[Table, NDArray[np.int64], NDArray[np.int64]], rows: NDArray[np.int64], fine: int
-) -> Iterator[Ready]:
+def _ready(found: Found, rows: NDArray[np.int64], fine: int) -> Iterator[Ready]:
     """The models of these lists with buckets that fine; weights as in `numbers.weights`."""
     counts, lows, highs = (part[rows] for part in found)
     zero, totals = counts.shape[1] // 2, np.maximum(counts.sum(axis=1), 1)

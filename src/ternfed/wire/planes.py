@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ternfed.wire import varint
 from ternfed.wire.errors import MessageError, TrailingBytes, Truncated, WrongValue
-from ternfed.wire.form import Coded, Form, Held, Options, Slots, check_tensor
+from ternfed.wire.form import Buffer, Coded, Form, Held, Options, Slots, check_tensor
 from ternfed.wire.schema import DTYPES, Kind, Slot, flat_bytes
 from ternfed.wire.trits import Bytes
 from ternfed.wire.zstd import frame, unframe
@@ -54,11 +54,14 @@ def _hold(slots: Slots, tensors: Mapping[str, Tensor], keep: bool) -> None:
 def _encode(slots: Slots, values: Sequence[Tensor], held: Held | None, options: Options) -> Coded:
     """Kind by kind, plane by plane, least significant first."""
     tensors = {slot.name: value for slot, value in zip(slots, values, strict=True)}
-    out = []
+    out: list[Buffer] = []
     for kind, group in _by_kind(slots):
-        flat = torch.cat([flat_bytes(tensors[slot.name]) for slot in group]).numpy()
-        out.append(write_planes(flat.reshape(-1, DTYPES[kind].itemsize), options.compress))
-    return Coded(b"".join(out), codec=TAG)
+        width = DTYPES[kind].itemsize
+        parts = [flat_bytes(tensors[slot.name]).numpy().reshape(-1, width) for slot in group]
+        for place in range(width):
+            plane = np.concatenate([part[:, place] for part in parts])
+            out += plane_pieces(plane, options.compress)
+    return Coded(out, codec=TAG)
 
 
 def _decode(slots: Slots, coded: Coded, held: Held | None) -> list[Tensor]:
@@ -66,13 +69,17 @@ def _decode(slots: Slots, coded: Coded, held: Held | None) -> list[Tensor]:
     tensors: dict[str, Tensor] = {}
     data, at = memoryview(coded.stream), 0
     for kind, group in _by_kind(slots):
-        flat, at = read_planes(data, at, sum(slot.size for slot in group), DTYPES[kind].itemsize)
-        if kind is Kind.BOOL and flat.size and flat.max() > 1:
-            raise WrongValue(f"a bool is {flat.max()}")
-        start = 0
-        for slot in group:
-            tensors[slot.name] = _tensor(flat[start : start + slot.size], slot)
-            start += slot.size
+        width, total = DTYPES[kind].itemsize, sum(slot.size for slot in group)
+        parts = [np.empty((slot.size, width), np.uint8) for slot in group]
+        for place in range(width):
+            plane, at = _read_plane(data, at, total)
+            if kind is Kind.BOOL and plane.size and plane.max() > 1:
+                raise WrongValue(f"a bool is {plane.max()}")
+            start = 0
+            for part in parts:
+                part[:, place] = plane[start : start + len(part)]
+                start += len(part)
+        tensors |= {slot.name: _tensor(part, slot) for slot, part in zip(group, parts, strict=True)}
     if at != len(data):
         raise TrailingBytes(f"{len(data) - at} bytes after the last plane")
     return [tensors[slot.name] for slot in slots]
@@ -91,6 +98,7 @@ DENSE: Form[Tensor, Held] = Form(
     slot=_slot,
     check=_check,
     dense=lambda value: value,
+    rows=lambda value, own: value[own],
     largest=_largest,
     lends=lambda value: value,
     hold=_hold,
@@ -103,17 +111,12 @@ DENSE: Form[Tensor, Held] = Form(
 )
 
 
-def write_planes(elements: Bytes, compress: bool) -> bytes:
-    """The planes of elements of shape (elements, bytes): each the length of its frame (0: raw), then the bytes."""
-    return b"".join(write_plane(np.ascontiguousarray(plane), compress) for plane in elements.T)
-
-
-def write_plane(raw: Bytes, compress: bool) -> bytes:
-    """One of them."""
+def plane_pieces(raw: Bytes, compress: bool) -> list[Buffer]:
+    """A plane: the length of its frame (0: raw), then the bytes."""
     packed = b""
     if compress and len(raw):
         packed = frame(raw, min_match=MIN_MATCH) if raw.any() else _zeros(len(raw))
-    return varint.write(len(packed)) + packed if 0 < len(packed) < len(raw) else b"\0" + raw.tobytes()
+    return [varint.write(len(packed)), packed] if 0 < len(packed) < len(raw) else [b"\0", raw.data]
 
 
 def plane_length(raw: Bytes) -> int:
@@ -131,8 +134,8 @@ def _zeros(length: int) -> bytes:
 def read_planes(data: memoryview, at: int, count: int, width: int) -> tuple[Bytes, int]:
     """The elements, and where the next thing starts."""
     flat = np.empty((count, width), np.uint8)
-    for plane in flat.T:
-        at = _read_plane(data, at, plane)
+    for place in range(width):
+        flat[:, place], at = _read_plane(data, at, count)
     return flat, at
 
 
@@ -147,13 +150,12 @@ def _by_kind(slots: Slots) -> Iterator[tuple[Kind, Slots]]:
 def _tensor(rows: Bytes, slot: Slot) -> Tensor:
     if not slot.size:  # torch cannot view no bytes as another dtype
         return torch.empty(slot.shape, dtype=DTYPES[slot.kind])
-    return torch.from_numpy(rows.reshape(-1).copy()).view(DTYPES[slot.kind]).reshape(slot.shape)
+    return torch.from_numpy(rows.reshape(-1)).view(DTYPES[slot.kind]).reshape(slot.shape)
 
 
-def _read_plane(data: memoryview, at: int, plane: Bytes) -> int:
+def _read_plane(data: memoryview, at: int, count: int) -> tuple[Bytes, int]:
     length, at = varint.read(data, at)
-    stop = at + (length or len(plane))
+    stop = at + (length or count)
     if stop > len(data):
         raise Truncated(f"a plane of {stop - at} bytes, {len(data) - at} are left")
-    plane[:] = np.frombuffer(unframe(data[at:stop], len(plane)) if length else data[at:stop], np.uint8)
-    return stop
+    return np.frombuffer(unframe(data[at:stop], count) if length else data[at:stop], np.uint8), stop

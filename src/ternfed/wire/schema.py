@@ -94,6 +94,11 @@ class Schema:
         return {}
 
     @cached_property
+    def names(self) -> set[str]:
+        """Of all slots."""
+        return {slot.name for slot in self.slots}
+
+    @cached_property
     def ternary(self) -> tuple[Slot, ...]:
         """The slots that are sent as trits, in order."""
         return self.of((Kind.TERNARY,))

@@ -141,6 +141,7 @@ TERNARY: Form[Ternary, HeldTrits] = Form(
     slot=_slot,
     check=_check,
     dense=Ternary.dense,
+    rows=lambda value, own: value._replace(codes=value.codes[own]),
     largest=lambda value: max(float(value.positive), float(value.negative)),
     lends=lambda value: value.codes,
     hold=_hold,

@@ -47,7 +47,7 @@ def device_of(device: str, local: int, gpus: int) -> str:
 
 
 def shares(clients: Sequence[int], samples: Sequence[int], ranks: int, pinned: Mapping[int, int]) -> list[list[int]]:
-    """The clients of each rank: those that are pinned to one there, the others longest first to who has least to do.
+    """The clients of each rank: those that are pinned to one there, the others longest first, each to the least busy.
 
     `samples` is by client. Each share is in the order of `clients`.
     """
