@@ -108,6 +108,23 @@ class TestAnyLayer:
         with pytest.raises(ExperimentError, match="has no meaning here, where the model and the data are given"):
             next(ternfed.federate(chain(), rows, setting))
 
+    def test_arguments_of_another_kind_are_one_sentence_each(self, rows: DataSet) -> None:
+        with pytest.raises(ExperimentError, match=r"^model: is a NoneType; a torch\.nn\.Module is needed"):
+            next(ternfed.federate(None, rows))  # type: ignore[arg-type]
+        with pytest.raises(ExperimentError, match=r"^\{'training.rate': 1\}: settings are text"):
+            next(ternfed.federate(chain(), rows, {"training.rate": 1}))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="is a int; a data set, or what each client has, is needed"):
+            next(ternfed.federate(chain(), 7, test=(rows.test.inputs, rows.test.labels)))  # type: ignore[arg-type]
+
+    def test_models_that_cannot_be_federated_as_they_are_say_why(self, rows: DataSet) -> None:
+        prepared, turning = chain(), chain()
+        ternfed.ternarize_(prepared)
+        turning[2].turn = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+        with pytest.raises(ExperimentError, match=r"^the model is prepared by ternarize_ already"):
+            next(ternfed.federate(prepared, rows))
+        with pytest.raises(ExperimentError, match=r"^2\.turn is complex64, which cannot travel"):
+            next(ternfed.federate(turning, rows))
+
     @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "tfedavg"])
     def test_only_ternary_algorithms_need_a_ternary_layer(self, rows: DataSet, algorithm: str) -> None:
         options = ("federation.rounds=1", f"algorithm.name={algorithm}")
@@ -206,6 +223,22 @@ class TestPart:
         options = ("algorithm.name=fedavg", "federation.rounds=8", 'model.trainable=["4"]')
         records = list(ternfed.federate(model, rows, *SMALL, *options))
         assert records[-1].loss < records[0].loss
+
+    def test_what_needs_no_gradient_is_frozen_unless_patterns_say_otherwise(self, rows: DataSet) -> None:
+        """As PyTorch's optimizers, `peft` and tables of positions have it."""
+        model = chain()
+        model[0].requires_grad_(False)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        made = open_federation(Experiment.from_toml("", SMALL), rows, model=model)
+        assert made.network.frozen == ("0.weight", "0.bias")
+        assert not {"0.weight", "0.bias"} & {slot.name for slot in made.algorithm.up[0].slots}
+        list(ternfed.federate(model, rows, *SMALL, "federation.rounds=1"))
+        assert torch.equal(model[0].weight, before["0.weight"])
+        assert not torch.equal(model[2].weight, before["2.weight"])
+        chosen = open_federation(Experiment.from_toml("", [*SMALL, 'model.trainable=["!4"]']), rows, model=model)
+        assert chosen.network.frozen == ("4.weight", "4.bias")
+        with pytest.raises(ExperimentError, match=r"Sequential has no parameter to train \(requires_grad is false"):
+            next(ternfed.federate(model.requires_grad_(False), rows, *SMALL, "algorithm.name=fedavg"))
 
     @pytest.mark.parametrize("key", ["ternary", "trainable"])
     def test_a_pattern_that_matches_nothing_is_one_sentence(self, rows: DataSet, key: str) -> None:

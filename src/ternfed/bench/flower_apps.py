@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ternfed.bench.ordered_grid import PARTITION, OrderedGrid, digest_of
-from ternfed.bench.tables import markdown
 from ternfed.data.partitions import Iid
 from ternfed.data.sets import load
 from ternfed.engines.flower.adapter.in_process import in_process_grid
+from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.modes import Mode, check_bits
 from ternfed.quantize.rotation import TRITS
 
@@ -82,6 +81,8 @@ class Outcome:
     """The node id of each part of the data."""
     model: str = ""
     """The digest of the last model."""
+    asked: tuple[tuple[int, ...], ...] = ()
+    """The parts of the data that were asked for in each round."""
 
 
 def strategies() -> dict[str, Callable[..., Any]]:
@@ -106,25 +107,35 @@ def strategies() -> dict[str, Callable[..., Any]]:
 class Data:
     """What clients train with, and what the model is judged with."""
 
+    name: str
+    held_out: bool
     inputs: Tensor
     labels: Tensor
     judged: Tensor
     answers: Tensor
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a name: Ray hands an app to its workers with each message, and they have loaded the data themselves."""
+        return _loaded, (self.name, self.held_out)
 
-@cache
+
 def data(name: str = "mnist", held_out: bool = False) -> Data:
     """The first 3,000 training images of MNIST, or all digits; judged with the test set, or with later training images.
 
-    What is held out is for whoever chooses settings.
+    What is held out is for whoever chooses settings. A process loads it once.
     """
+    return _loaded(name, held_out)
+
+
+@cache
+def _loaded(name: str, held_out: bool) -> Data:
     whole = load(name)
     train, labels = _images(whole.train.inputs), whole.train.labels
     count = min(3000, len(labels) * 4 // 5 if held_out else len(labels))
     if held_out:
         later = slice(count, count + 5000)
-        return Data(train[:count], labels[:count], train[later], labels[later])
-    return Data(train[:count], labels[:count], _images(whole.test.inputs), whole.test.labels)
+        return Data(name, True, train[:count], labels[:count], train[later], labels[later])
+    return Data(name, False, train[:count], labels[:count], _images(whole.test.inputs), whole.test.labels)
 
 
 def _images(inputs: Tensor) -> Tensor:
@@ -135,21 +146,21 @@ def _images(inputs: Tensor) -> Tensor:
     return ((large - large.mean()) / large.std()).expand(-1, 3, -1, -1)
 
 
-def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
-    """The user's ClientApp: nothing in its train function knows of ternfed."""
+def client_app(given: Data, norm: bool, mods: Sequence[Any]) -> Any:
+    """The user's ClientApp: nothing in its train function knows of ternfed. The seed comes with the messages."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 
     app = ClientApp(mods=list(mods))
-    inputs, labels = given.inputs, given.labels
-    parts = Iid().split(labels, CLIENTS, torch.Generator().manual_seed(seed))
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        config = message.content["config"]
+        config, inputs, labels = message.content["config"], given.inputs, given.labels
+        seed = int(config["seed"])
         model = QuickstartNet(norm)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         start = [parameter.detach().clone() for parameter in model.parameters()]
+        parts = Iid().split(labels, CLIENTS, torch.Generator().manual_seed(seed))
         own = parts[int(context.node_config[PARTITION])]
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
         source = torch.Generator().manual_seed(hash((seed, int(config["server-round"]), int(own[0]))) % 2**62)
@@ -172,11 +183,11 @@ def client_app(given: Data, norm: bool, seed: int, mods: Sequence[Any]) -> Any:
     return app
 
 
-def app_of(case: Case, mode: str, seed: int, given: Data) -> Any:
+def app_of(case: Case, mode: str, given: Data) -> Any:
     """The ClientApp of a run; with ternfed, one line of it is another."""
     from ternfed.engines.flower.mod import ternary_mod
 
-    return client_app(given, case.norm, seed, [] if mode == PLAIN else [ternary_mod])
+    return client_app(given, case.norm, [] if mode == PLAIN else [ternary_mod])
 
 
 def play(
@@ -187,17 +198,19 @@ def play(
     rounds: int = ROUNDS,
     bits_up: float = TRITS,
     nodes: Sequence[int] = range(1, CLIENTS + 1),
+    asked: Sequence[Sequence[int]] = (),
 ) -> Outcome:
-    """One run in this process; `nodes` are the ids of its clients."""
-    grid = in_process_grid(dict.fromkeys(nodes, app_of(case, mode, seed, given)))
-    return serve(grid, case, mode, seed, given, rounds, bits_up)
+    """One run in this process; `nodes` are the ids of its clients, `asked` says which of them each round is with."""
+    grid = in_process_grid(dict.fromkeys(nodes, app_of(case, mode, given)))
+    shown = [[nodes[part] for part in parts] for parts in asked]
+    return serve(OrderedGrid(grid, shown), case, mode, seed, given, rounds, bits_up)
 
 
 def serve(
-    grid: Any, case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS
+    ordered: OrderedGrid, case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS
 ) -> Outcome:
     """The server's half of a run, with whatever clients a grid has; with ternfed, one line of it is another."""
-    from flwr.app import ArrayRecord, MetricRecord
+    from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
     from ternfed.engines.flower.strategy import TernaryStrategy
 
@@ -206,7 +219,10 @@ def serve(
     model = QuickstartNet(case.norm)
     nodes = max(2, round(CLIENTS * case.fraction))
     made: Any = strategies()[case.strategy](
-        fraction_train=case.fraction, fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=CLIENTS
+        fraction_train=case.fraction,
+        fraction_evaluate=0.0,
+        min_train_nodes=nodes,
+        min_available_nodes=nodes if ordered.shown else CLIENTS,
     )
     if mode != PLAIN:
         made = TernaryStrategy(made, mode, seed=seed, bits_up=bits_up)
@@ -219,12 +235,15 @@ def serve(
             right = (model.eval()(given.judged).argmax(1) == given.answers).double().mean().item()
         return MetricRecord({"accuracy": right})
 
-    start, ordered = ArrayRecord(torch_state_dict=model.state_dict()), OrderedGrid(grid)
-    result = made.start(ordered, start, num_rounds=rounds, evaluate_fn=evaluate)
+    start = ArrayRecord(torch_state_dict=model.state_dict())
+    config = ConfigRecord({"seed": seed})
+    result = made.start(ordered, start, num_rounds=rounds, train_config=config, evaluate_fn=evaluate)
+    if ordered.failed:  # Flower's strategies go on without them, to the end
+        raise NetworkError(f"{case.label}, {mode}, seed {seed}: {ordered.failed} replies failed")
     accuracy = result.evaluate_metrics_serverapp[rounds]["accuracy"]
     metrics = result.train_metrics_clientapp
     down, up = (1.0, 1.0) if mode == PLAIN else (_share(metrics, "down"), _share(metrics, "up"))
-    return Outcome(case, mode, seed, accuracy, down, up, ordered.nodes, digest_of(result.arrays))
+    return Outcome(case, mode, seed, accuracy, down, up, ordered.nodes, digest_of(result.arrays), ordered.asked)
 
 
 def _share(metrics: Mapping[int, Any], way: str) -> float:
@@ -234,7 +253,13 @@ def _share(metrics: Mapping[int, Any], way: str) -> float:
     return sum(sent) / sum(size / share for size, share in zip(sent, shares, strict=True))
 
 
-Play = Callable[..., Outcome]
+Play = Callable[..., Iterable[Outcome]]
+"""Makes the runs of one row in one mode, from some seeds."""
+
+
+def play_each(case: Case, mode: str, seeds: Sequence[int], given: Data, **more: Any) -> Iterator[Outcome]:
+    """Runs in this process, one after the other."""
+    return (play(case, mode, seed, given, **more) for seed in seeds)
 
 
 def cases(names: Sequence[str] | None = None) -> list[Case]:
@@ -262,12 +287,11 @@ def run(
     name: str = "mnist",
     bits_up: float = TRITS,
     kept: Path | None = None,
-    play: Play = play,
+    play: Play = play_each,
 ) -> Iterator[Outcome]:
     """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row.
 
-    `kept` is a file of outcomes, one JSON object per line: those in it are not run again, new ones are added. `play`
-    makes one run.
+    `kept` is a file of outcomes, one JSON object per line: those in it are not run again, new ones are added.
     """
     import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
 
@@ -278,19 +302,19 @@ def run(
         for mode in modes:
             if mode == PLAIN and case.norm and case.strategy == "QFedAvg":
                 continue  # it multiplies whole numbers by a float in place
-            for seed in chosen:
-                outcome = known.get((case, mode, seed))
-                if outcome is None:
-                    outcome = play(case, mode, seed, data(name), bits_up=bits_up)
-                    if kept is not None:
-                        with kept.open("a", encoding="utf-8") as stream:
-                            stream.write(json.dumps(asdict(outcome)) + "\n")
-                yield outcome
+            missing = [seed for seed in chosen if (case, mode, seed) not in known]
+            for outcome in play(case, mode, missing, data(name), bits_up=bits_up) if missing else ():
+                known[case, mode, outcome.seed] = outcome
+                if kept is not None:
+                    with kept.open("a", encoding="utf-8") as stream:
+                        stream.write(json.dumps(asdict(outcome)) + "\n")
+            yield from (known[case, mode, seed] for seed in chosen)
 
 
 def outcome_of(table: Mapping[str, Any]) -> Outcome:
     """What `asdict` made a table of."""
-    return Outcome(**{**table, "case": Case(**table["case"]), "nodes": tuple(table.get("nodes", ()))})
+    asked = tuple(tuple(parts) for parts in table.get("asked", ()))
+    return Outcome(**{**table, "case": Case(**table["case"]), "nodes": tuple(table.get("nodes", ())), "asked": asked})
 
 
 def read_outcomes(file: Path) -> dict[tuple[Case, str, int], Outcome]:
@@ -308,41 +332,21 @@ def read_outcomes(file: Path) -> dict[tuple[Case, str, int], Outcome]:
     return found
 
 
+def stored(kept: Path, rows: Iterable[Case], modes: Sequence[str], seeds: Iterable[int]) -> list[Outcome]:
+    """What of these rows a file of outcomes has, in their order; nothing is run."""
+    known, chosen = read_outcomes(kept), list(seeds)
+    wanted = [(case, mode, seed) for case in rows for mode in modes for seed in chosen]
+    return [known[each] for each in wanted if each in known]
+
+
 def again(
     outcomes: Iterable[Outcome], name: str = "mnist", rounds: int = ROUNDS, bits_up: float = TRITS
 ) -> Iterator[tuple[Outcome, Outcome]]:
-    """Runs that were made elsewhere, each with the same run in this process: the same seed and the same node ids."""
+    """Runs that were made elsewhere, each with the same run in this process.
+
+    It has the same seed, the same node ids, and the same clients in each round.
+    """
     for first in outcomes:
         if len(first.nodes) != CLIENTS:
             raise ValueError(f"{first.case.label}, {first.mode}, seed {first.seed}: not all of its node ids are known")
-        yield first, play(first.case, first.mode, first.seed, data(name), rounds, bits_up, first.nodes)
-
-
-def comparison(pairs: Iterable[tuple[Outcome, Outcome]]) -> str:
-    """As Markdown: what each run ended with, and whether both have the same model and the same bytes."""
-    rows = []
-    for first, second in pairs:
-        shares = ["1" if first.mode == PLAIN else f"1/{1 / share:.1f}" for share in (first.up, first.down)]
-        same = "the same bits" if first == second else f"other bits, {100 * second.accuracy:.2f}"
-        rows.append((first.case.label, first.mode, str(first.seed), f"{100 * first.accuracy:.2f}", *shares, same))
-    return markdown(("strategy", "mode", "seed", "accuracy", "up", "down", "in one process"), rows)
-
-
-def table(outcomes: Iterable[Outcome]) -> str:
-    """As Markdown: accuracy in percent, the mean over the seeds, and bytes as shares of float32.
-
-    Each mode is compared with the runs without ternfed from the same seeds.
-    """
-    groups: dict[tuple[Case, str], dict[int, Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.case, outcome.mode), {})[outcome.seed] = outcome
-    rows = []
-    for (case, mode), own in groups.items():
-        score = 100 * mean(each.accuracy for each in own.values())
-        plain = [each for seed, each in groups.get((case, PLAIN), {}).items() if seed in own]
-        compared = mode != PLAIN and len(plain) == len(own)
-        change = f"{score - 100 * mean(each.accuracy for each in plain):+.2f}" if compared else ""
-        up, down = (f"1/{1 / mean(getattr(each, name) for each in own.values()):.1f}" for name in ("up", "down"))
-        shares = ("1", "1") if mode == PLAIN else (up, down)
-        rows.append((case.label, mode, str(len(own)), f"{score:.2f}", change, *shares))
-    return markdown(("strategy", "mode", "seeds", "accuracy", "against none", "up", "down"), rows)
+        yield first, play(first.case, first.mode, first.seed, data(name), rounds, bits_up, first.nodes, first.asked)

@@ -190,6 +190,8 @@ def cases_of() -> Iterator[Case]:
             yield Case(f"run: {file}", damage, f"run/{file}", _run_exported)
             if file not in ("state.safetensors", "best.safetensors") and damage is not _bytes:
                 yield Case(f"run: {file}", damage, f"run/{file}", _reported)
+    for verb in (_reported, _listed):
+        yield Case("run: data_name", _data_name, "run/partition.json", verb)
 
 
 def _resumed(folder: Path, file: Path) -> list[str]:
@@ -202,6 +204,18 @@ def _run_exported(folder: Path, file: Path) -> list[str]:
 
 def _reported(folder: Path, file: Path) -> list[str]:
     return ["report", str(folder / "run"), "--out", str(folder / "report")]
+
+
+def _listed(folder: Path, file: Path) -> list[str]:
+    return ["ls", str(folder / "run")]
+
+
+def _data_name(file: Path, draw: random.Random) -> None:
+    """Another name of the data set, in a run on data of somebody's own: only those are called by it."""
+    config = file.with_name("config.toml")
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('dataset = "digits"', f'dataset = "{BAIT}:make"'), encoding="utf-8")
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "data_name": _odd(draw)}), encoding="utf-8")
 
 
 def _bytes(file: Path, draw: random.Random) -> None:

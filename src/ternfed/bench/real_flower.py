@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -32,31 +32,36 @@ from dataclasses import asdict
 from flwr.serverapp import ServerApp
 
 from ternfed.bench.flower_apps import Case, app_of, data, serve
+from ternfed.bench.ordered_grid import OrderedGrid
 
-CASE, MODE, SEED, DATA, ROUNDS, BITS = {settings}
+CASE, MODE, SEEDS, DATA, ROUNDS, BITS = {settings}
 
-client = app_of(Case(**CASE), MODE, SEED, data(DATA))
+client = app_of(Case(**CASE), MODE, data(DATA))
 server = ServerApp()
 
 
 @server.main()
 def main(grid, context):
-    outcome = serve(grid, Case(**CASE), MODE, SEED, data(DATA), ROUNDS, BITS)
-    print("{said}" + json.dumps(asdict(outcome)), flush=True)
+    for seed in SEEDS:
+        outcome = serve(OrderedGrid(grid), Case(**CASE), MODE, seed, data(DATA), ROUNDS, BITS)
+        print("{said}" + json.dumps(asdict(outcome)), flush=True)
 '''
 
 
 @contextmanager
 def real_flower(dataset: str, rounds: int = ROUNDS, simulated: bool = False) -> Iterator[Play]:
-    """Makes runs by `flwr run` while its SuperLink, and its SuperNodes unless they are simulated, are there."""
+    """Makes runs by `flwr run` while its SuperLink, and its SuperNodes unless they are simulated, are there.
+
+    All seeds of a row are played in one run, one after the other: most of a run's time it starts processes.
+    """
     flower = simulated_flower if simulated else stock_flower
     with tempfile.TemporaryDirectory() as place, flower(Path(place), CLIENTS) as environment:
         numbers = iter(range(1, 1 << 30))
 
-        def play(case: Case, mode: str, seed: int, _: Any, bits_up: float = TRITS) -> Outcome:
+        def play(case: Case, mode: str, seeds: Sequence[int], _: Any, bits_up: float = TRITS) -> list[Outcome]:
             app = Path(place) / f"app-{next(numbers)}"
-            write_app(app, (asdict(case), str(mode), seed, dataset, rounds, bits_up))
-            return read_outcome([line for _, line in run_app(app, environment, seconds=PATIENCE)])
+            write_app(app, (asdict(case), str(mode), list(seeds), dataset, rounds, bits_up))
+            return told_outcomes([line for _, line in run_app(app, environment, seconds=PATIENCE)], len(seeds))
 
         yield play
 
@@ -71,9 +76,9 @@ def write_app(folder: Path, settings: tuple[Any, ...]) -> None:
     (folder / "benchmark.py").write_text(APP.replace("{settings}", repr(settings)).replace("{said}", SAID))
 
 
-def read_outcome(lines: list[str]) -> Outcome:
-    """What the server of a run said in the end."""
-    for line in lines:
-        if SAID in line:
-            return outcome_of(json.loads(line.partition(SAID)[2]))
-    raise NetworkError("flwr run ended without an outcome: " + " | ".join(lines[-5:]))
+def told_outcomes(lines: Sequence[str], count: int) -> list[Outcome]:
+    """What the server of a run said, once for each seed."""
+    found = [outcome_of(json.loads(line.partition(SAID)[2])) for line in lines if SAID in line]
+    if len(found) != count:
+        raise NetworkError(f"flwr run ended with {len(found)} of {count} outcomes: " + " | ".join(lines[-5:]))
+    return found

@@ -35,7 +35,7 @@ from ternfed.engines.flower.certs import make_certificates, public_bytes
 from ternfed.engines.flower.signatures import read_private_key, sign, verify
 
 SOURCES = Path(adapter.__file__).parents[3]
-PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation")
 
 
 def calls_of(client_class: Any) -> dict[str, dict[str, Any]]:

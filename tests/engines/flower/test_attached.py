@@ -159,7 +159,7 @@ def test_nodes_are_known_by_what_they_say_and_by_nothing_else(monkeypatch: pytes
     [
         (["server", "--superlink", "there:9093"], "--superlink: --ca FILE is needed, the authority of its certificate"),
         (["server", "--superlink", "there", "--insecure"], "--superlink there: HOST:PORT is needed"),
-        (["server", "--superlink", "there:1", "--local", "2"], "--certs DIR is needed, or --local N for a try"),
+        (["server", "--superlink", "there:1", "--local", "2"], "one of --certs DIR, --local N"),
         (["client", "--data-partition", "0/2"], "--server HOST:PORT is needed, or --supernode HOST:PORT"),
         (["client", "--data-partition", "0/2", "--server", "there:1"], "--certs DIR is needed: the folder with ca.crt"),
         (

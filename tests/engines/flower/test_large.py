@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the extra [data]")
@@ -72,6 +74,18 @@ def test_clients_of_a_local_try_start_as_fast_as_the_cores_allow() -> None:
     assert [local.wait_of(index, cores=2) for index in (0, 7, 8)] == [0.0, 0.0, 0.0]
     assert local.wait_of(49, cores=2) == 1.5 * 41
     assert local.wait_of(49, cores=16) == 0.0
+
+
+@given(count=st.integers(1, 300), cores=st.integers(1, 64))
+def test_no_more_clients_start_than_the_cores_can_serve_and_none_waits_longer_than_it_must(
+    count: int, cores: int
+) -> None:
+    waits = [local.wait_of(index, cores) for index in range(count)]
+    assert waits == sorted(waits)
+    for moment in waits:
+        begun = sum(wait <= moment for wait in waits)
+        assert begun <= local.AT_ONCE * cores + moment * cores / local.START + 1.001
+    assert waits[-1] <= local.START * count / cores
 
 
 def test_the_pace_of_a_client_is_the_time_from_its_reply_to_its_next_question(monkeypatch: pytest.MonkeyPatch) -> None:

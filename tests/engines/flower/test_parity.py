@@ -19,6 +19,7 @@ from ternfed.engines.flower import processes
 from ternfed.engines.flower.connected import ListenAddress
 from ternfed.engines.flower.deploy import Plan, serve
 from ternfed.engines.flower.server import Terms
+from ternfed.runs.folder import read_run
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ def test_five_nodes_end_every_round_with_the_bits_and_the_record_of_the_simulato
         assert outcome.to_line() == record.to_line()
         rounds += 1
     assert rounds == wanted
+    assert read_run(tmp_path / "run").data_name == "digits"
 
     lines = Server(tmp_path / "run", keys, experiment).bytes()
     assert [sorted(line["clients"]) for line in lines] == [["0", "1", "2", "3", "4"]] * wanted

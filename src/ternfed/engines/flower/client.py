@@ -38,6 +38,7 @@ from ternfed.engines.flower.reachable import reason_away, telling
 from ternfed.engines.flower.signatures import read_private_key
 from ternfed.engines.flower.told import plain, read_terms
 from ternfed.round.federation import Site
+from ternfed.round.heap import give_memory_back
 
 POLL = 0.2
 """Seconds between two looks for a task."""
@@ -152,7 +153,7 @@ def _begin(state: Path, threads: int) -> None:
     adapter.need_flower()
     adapter.set_up(state / "flower")
     torch.set_num_threads(threads)
-    processes.give_memory_back()
+    give_memory_back()
 
 
 def _knock(server: str, context: ssl.SSLContext, key: Any, say: Say) -> str | None:

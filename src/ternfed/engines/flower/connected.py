@@ -116,8 +116,7 @@ def attach(
 
 def _config(federation: Federation, run: str) -> dict[str, str]:
     """What clients are told of a run."""
-    experiment, digest = federation.experiment, federation.network.digest
-    return {"experiment": experiment.to_toml(), "run": run, "frozen": digest or ""}
+    return {"experiment": federation.told.to_toml(), "run": run, "frozen": federation.network.digest or ""}
 
 
 def largest_upload(network: Network) -> int:

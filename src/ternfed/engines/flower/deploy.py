@@ -18,6 +18,7 @@ from ternfed.engines.flower.server import Terms, known_run, new_run, record, wai
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import need
 from ternfed.round.federation import open_federation
+from ternfed.round.heap import give_memory_back
 from ternfed.runs.folder import Round, RunFolder, leaving_nothing, summarise
 from ternfed.runs.live import LiveFile, Tell, both, tell_nobody
 
@@ -48,7 +49,7 @@ def serve(
     other threads.
     """
     adapter.need_flower()
-    processes.give_memory_back()
+    give_memory_back()
     clients = plan.experiment.federation.clients
     need(clients > 0, "federation.clients", clients, "a deployment needs to know how many there are: --clients N")
     with ExitStack() as stack:

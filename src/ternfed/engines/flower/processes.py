@@ -12,9 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-LARGE = 1 << 20
-"""Bytes from which on memory is asked of the system itself, and given back to it."""
-
 
 def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """A program, its output in a file, in a process group of its own."""
@@ -64,14 +61,6 @@ def write_private(file: Path, data: bytes = b"") -> None:
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(data)
-
-
-def give_memory_back() -> None:
-    """Linux: tensors that are freed go back to the system. Its allocator would keep pieces of up to 32 MiB."""
-    pieces_of_their_own = -3
-    tune = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if tune is not None:
-        tune(pieces_of_their_own, LARGE)
 
 
 def _die_with_parent() -> None:

@@ -95,6 +95,7 @@ def record(
         state = unpack(federation.algorithm, saved.round, saved.tensors, saved.facts, federation.network.digest)
         del saved
     let_go(federation.network, federation.algorithm)
+    folder.note_partition(None, federation.data_name)  # which samples a client has, only it knows
     while state.round < federation.experiment.federation.rounds:
         state, outcome, by_client = play_round(federation, connections, state, terms, say)
         folder.append(outcome)

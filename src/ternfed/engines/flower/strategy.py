@@ -35,7 +35,7 @@ from ternfed.wire import WireError
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import FedAdam, FedAvgM, FedYogi, Result, Strategy
+    from flwr.serverapp.strategy import FedAdam, FedAvgM, FedYogi, MultiKrum, Result, Strategy
 except ImportError:
     need_flower()
     raise
@@ -45,6 +45,9 @@ log = logging.getLogger("flwr")
 ADAPTIVE = (FedAdam, FedYogi)
 """Strategies that divide by a moving average of how far each weight moves: for them what is left out now and sent later
 is noise twice, as a step there and as one back. FedAdagrad loses nothing by it (docs/flower.md)."""
+PICKING = (MultiKrum,)
+"""Strategies that take the uploads of some clients and drop the others', Krum among them: what goes with an upload that
+was dropped does not come later."""
 MOST_KEPT = 16
 """So many older broadcasts are kept for clients that sit rounds out."""
 
@@ -69,7 +72,7 @@ class TernaryStrategy(Strategy):
         """`bits_up`: with `mode="updates"`, bits of each weight of an upload: 1, 2, 3 or 4, or 1.5 for trits.
 
         `error_feedback`: with `mode="updates"`, whether clients add what an upload left out to the next one; by default
-        they do, but not around FedAdam and FedYogi (`ADAPTIVE`).
+        they do, but not around FedAdam and FedYogi (`ADAPTIVE`), and not around Krum and MultiKrum (`PICKING`).
 
         `where`: with `mode="ternary"`, names or patterns of the arrays to make ternary; by default the inner ones.
 
@@ -85,7 +88,8 @@ class TernaryStrategy(Strategy):
         check_bits(bits_up)
         self.inner = inner
         self.bits_up = float(bits_up)
-        self.error_feedback = not isinstance(inner, ADAPTIVE) if error_feedback is None else error_feedback
+        suits = not isinstance(inner, (*ADAPTIVE, *PICKING))
+        self.error_feedback = suits if error_feedback is None else error_feedback
         self.mode = Mode(mode)
         self.where = where
         self.dropped: list[str] = []
