@@ -424,9 +424,9 @@ def test_every_broadcast_fits_one_of_the_algorithms_schemas_and_is_what_the_serv
         opened = algorithm.open(network.weights())
         # Quantized and averaged model judge alike (Strategy I), and the quantized one collapses (Strategy II).
         one, two = (algorithm.update(opened, uploads(moved(opened.weights)), helpers(j, 1.0)) for j in (1.0, 0.0))
-        last = receive(algorithm, send(algorithm, opened, 1, None), None).reference
+        last = receive(algorithm, send(algorithm, algorithm.broadcast(opened), 1, None), None).reference
         for server, held in ((opened, False), (one, False), (one, True), (two, False), (two, True)):
-            data = send(algorithm, server, 2, last if held else None)
+            data = send(algorithm, algorithm.broadcast(server), 2, last if held else None)
             arrived = receive(algorithm, data, last if held else None).message
             assert same(arrived, numbered(algorithm.broadcast(server), 2)), algorithm.name
 

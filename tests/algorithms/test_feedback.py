@@ -115,7 +115,7 @@ class TestWhatIsSent:
         network = Network(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 3)))
         module = {stc.Settings: stc, topk.Settings: topk, signsgd_ef.Settings: signsgd_ef}[type(settings)]
         made = module.algorithm(network, TRAINING, settings)
-        broadcast = receive(made, send(made, made.open(network.weights()), 1, None), None)
+        broadcast = receive(made, send(made, made.broadcast(made.open(network.weights())), 1, None), None)
         trained = moved(numbers_of(broadcast.message), 1)
         message, _ = made.finish(Local(trained, {}), broadcast.message, made.client_memory(), CLIENT)
         positions = -share * math.log2(share) - (1 - share) * math.log2(1 - share) if share < 1 else 0.0
@@ -204,8 +204,8 @@ class TestBroadcasts:
         servers = self.played(made, network, 4)
         last, sizes = servers[-1], []
         for held in (None, *servers[:-1]):
-            old = None if held is None else receive(made, send(made, held, 1, None), None).reference
-            data = send(made, last, 5, old)
+            old = None if held is None else receive(made, send(made, made.broadcast(held), 1, None), None).reference
+            data = send(made, made.broadcast(last), 5, old)
             local, _ = made.start(receive(made, data, old).message, made.client_memory(), CLIENT)
             for n, tensor in network.without_counters({**local.weights, **local.buffers}).items():
                 assert torch.equal(tensor, last.weights[n]), n

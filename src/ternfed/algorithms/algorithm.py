@@ -397,6 +397,8 @@ class About:
     """What runs did that were saved before a setting was there, where that is not its default."""
     depends_on_rounds: Callable[[Any], str | None] = lambda settings: None
     """Of its settings: what depends on the number of rounds, such as "its broadcasts depend"; None: nothing does."""
+    suited: Callable[[Any, Network, Training, int], Any] = lambda settings, network, training, samples: settings
+    """Its settings, with what it chooses by the network, by how clients train and by how many samples one has."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from ternfed.algorithms.algorithm import (
 from ternfed.algorithms.rest import FINEST, added, bits_of, changes_each, rounded
 from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings
-from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, way_up
+from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, suited, way_up
 from ternfed.quantize.ternary import Ternary, requantize
 from ternfed.wire import Message, Value, dense
 
@@ -60,6 +60,7 @@ ABOUT = About(
         "full_at_decay": "none",
     },
     depends_on_rounds=lambda settings: "its broadcasts by algorithm.full_at depend" if settings.full_at else None,
+    suited=suited,
 )
 
 

@@ -32,7 +32,8 @@ class Upload(StrEnum):
     """What clients send of the ternary layers."""
 
     AUTO = "auto"
-    """Trits where the network has BatchNorm, which makes up for the scale of noisy layers; else differences."""
+    """Trits where the network has BatchNorm, which makes up for the scale of noisy layers, and clients have samples
+    enough for a hundred quantized steps per round; else differences."""
     TRITS = "trits"
     """The trits of a network that was trained to be ternary."""
     DIFFERENCES = "differences"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,7 @@ from ternfed.quantize.ternary import (
     start_factors,
     ternary_of,
 )
-from ternfed.wire import Message, Value, dense, trits_of
+from ternfed.wire import Message, Value, dense, is_large, row_slices, trits_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +75,18 @@ class Way:
     """Whether the model in full precision is one that clients trained, so that Strategy II can fall back to it."""
 
 
+FEWEST_STEPS = 100
+"""With fewer quantized steps per round a client's latent weights hardly reach the threshold, and no trit flips."""
+
+
+def suited(settings: Settings, network: Network, training: Training, samples: int) -> Settings:
+    """The settings with a way up that suits clients with so many samples, where they leave it open."""
+    if settings.upload is not Upload.AUTO or not network.has_statistics:
+        return settings
+    steps = math.ceil(samples / training.batch) * (training.epochs - _plain_epochs(training, settings))
+    return replace(settings, upload=Upload.DIFFERENCES if steps < FEWEST_STEPS else Upload.TRITS)
+
+
 def way_up(network: Network, training: Training, settings: Settings) -> Way:
     """The way that the settings ask for, or that suits the network."""
     differences = settings.upload is Upload.DIFFERENCES
@@ -82,11 +95,15 @@ def way_up(network: Network, training: Training, settings: Settings) -> Way:
     return (_differences if differences else _trits)(network, training, settings)
 
 
+def _plain_epochs(training: Training, settings: Settings) -> int:
+    return 3 * training.epochs // 5 if settings.plain_epochs is None else settings.plain_epochs
+
+
 def _trits(network: Network, training: Training, settings: Settings) -> Way:
     """Clients train ternary layers (FTTQ) and send their trits; the server averages what the trits stand for."""
     names = network.ternary
     quantizer = Quantizer(settings.rule, settings.factor, settings.scale, settings.gradient)
-    plain_epochs = 3 * training.epochs // 5 if settings.plain_epochs is None else settings.plain_epochs
+    plain_epochs = _plain_epochs(training, settings)
     if plain_epochs >= training.epochs:
         raise ValueError(f"plain_epochs = {plain_epochs}: fewer than the {training.epochs} local epochs is needed")
     by_optimizer = 1.0 if training.optimizer.steps_follow_gradient else 0.1
@@ -169,7 +186,7 @@ def _differences(network: Network, training: Training, settings: Settings) -> Wa
         return [({**own}, memory) for own, memory in zip(changed, memories, strict=True)]
 
     def combined(average: Weights, before: ServerMemory) -> tuple[Weights, Weights, Weights]:
-        latents = {name: before.latents[name] + settings.server_rate * average[name] for name in names}
+        latents = {name: _moved(before.latents[name], settings.server_rate, average[name]) for name in names}
         return {**average, **latents}, latents, latents
 
     return Way(
@@ -182,6 +199,16 @@ def _differences(network: Network, training: Training, settings: Settings) -> Wa
         combined=combined,
         guarded=False,
     )
+
+
+def _moved(latents: Tensor, rate: float, change: Tensor) -> Tensor:
+    """θ + rate · change, of large layers some rows at a time."""
+    if not is_large(latents):
+        return latents + rate * change
+    out = torch.empty_like(latents)
+    for own in row_slices(latents):
+        out[own] = latents[own] + rate * change[own]
+    return out
 
 
 def codes_of(value: Value, name: str, settings: Settings) -> Tensor:
