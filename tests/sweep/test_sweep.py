@@ -20,6 +20,7 @@ from ternfed.named_function import NotAllowed
 from ternfed.runs.folder import read_run
 from ternfed.sweep.grid import HOLD_OUT, read_sweep
 from ternfed.sweep.standing import best, judged, standing_of
+from ternfed.sweep.trial import DataSets
 
 BASE = """
 seed = 7
@@ -157,6 +158,14 @@ class TestTheCommand:
         own = Experiment.from_file(words[2], words[4::2])
         assert (own.training.rate, own.data.hold_out) == (0.3, Experiment.from_toml("").data.hold_out)
 
+    def test_the_command_that_it_ends_with_allows_what_was_allowed(self) -> None:
+        Path("own_net.py").write_text("from ternfed.models import mlp\n\ndef net():\n    return mlp(inputs=64)\n")
+        Path("own.toml").write_text(RATES.replace("hidden = [8, 8]", 'name = "own_net:net"'))
+        result = call("own.toml", "--seeds", "1", "--allow", "own_net", "--json")
+        assert result.exit_code == 0, result.stderr
+        words = shlex.split(json.loads(result.stdout)["run"])
+        assert words[:5] == ["ternfed", "run", "own.toml", "--allow", "own_net"]
+
     def test_computes_nothing_again_and_resumes_what_was_interrupted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         played: list[tuple[str, int]] = []
         play_round = simulate.play_round
@@ -239,3 +248,23 @@ class TestTheBest:
         assert before is not None
         assert after is not None
         assert (before.point.name, before.mean) == (after.point.name, after.mean)
+
+
+def test_trials_share_a_data_set_only_where_it_is_read_alike() -> None:
+    """Text by another tokenizer is another data set."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra [text]")
+    Path("texts").mkdir()
+    for name in ("ann", "bob"):
+        Path("texts", f"{name}.txt").write_text(200 * "a b c d ")
+    for name, words in (("few", "ab"), ("many", "abcd")):
+        known = {word: number for number, word in enumerate(["?", *words])}
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="?"))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        made.save(f"{name}.json")
+    sets, texts = DataSets(), ("data.dataset=text:texts", "federation.clients=2", "data.length=5")
+    few, many, again = (
+        sets.get(Experiment.from_toml("", [*texts, f"data.tokenizer={name}.json", f"seed={seed}"]))
+        for name, seed in (("few", 0), ("many", 0), ("few", 1))
+    )
+    assert (few.vocabulary, many.vocabulary) == (3, 5)
+    assert again is few

@@ -66,7 +66,8 @@ def sweep(
         standings = standing_of(grid)
         if not listing:
             write(place, grid, standings, failed)
-    again = [] if settings is None else [part for setting in settings for part in ("--set", setting)]
+    repeated = (("--allow", allow or ()), ("--set", settings or ()))
+    again = [part for option, values in repeated for value in values for part in (option, value)]
     if as_json:
         terminal.print_json({**as_table(grid, standings, failed), "run": _command(grid, standings, file, again)})
     else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ternfed.experiment.experiment import Experiment, ExperimentError, override, read_table
-from ternfed.experiment.settings import Table, convert, shown, unknown
+from ternfed.experiment.settings import Table, convert, flat, shown, unknown
 from ternfed.named_function import check_code, code_in
 from ternfed.sweep.trial import Trial
 
@@ -107,7 +107,7 @@ def _grid(about: Table) -> tuple[dict[str, list[Any]], int]:
     """(values by setting, seeds) of a table `[sweep]`; `training.rate` may be a key with a dot or a table in it."""
     grid: dict[str, list[Any]] = {}
     seeds = 1
-    for key, value in _flat(about):
+    for key, value in flat(about):
         if key == "seeds":
             seeds = convert(value, int, "sweep.seeds")
             if seeds < 1:
@@ -125,14 +125,6 @@ def _grid(about: Table) -> tuple[dict[str, list[Any]], int]:
     if not grid:
         raise ExperimentError('sweep: has no setting to try; "training.rate" = [0.01, 0.1] for example')
     return grid, seeds
-
-
-def _flat(about: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in about.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", item) for inner, item in value.items())
-        else:
-            yield key, value
 
 
 def _judged(base: Table) -> Table:

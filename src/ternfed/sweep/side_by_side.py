@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -44,7 +46,8 @@ def run_side_by_side(
             for trial in trials:
                 waiting[pool.submit(_run, trial, keep)] = trial
             while waiting:
-                done, _ = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
+                with _interrupted_afterwards():
+                    done, _ = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
                 for trial in waiting.values():
                     # The folder is how one hears of another process's rounds.
                     rounds = read_rounds(trial.folder / "rounds.jsonl")[0]
@@ -59,6 +62,26 @@ def run_side_by_side(
             for child in set(multiprocessing.active_children()) - before:
                 child.terminate()
             raise
+
+
+@contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Ctrl-C is heard when the block ends: in the middle of it a future would stay locked, and its pool never end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which hears no signals
+        return
+    heard: list[tuple[int, FrameType | None]] = []
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    ours = {each: handler for each, handler in before.items() if callable(handler)}
+    for each in ours:
+        signal.signal(each, lambda number, frame: heard.append((number, frame)))
+    try:
+        yield
+    finally:
+        for each, handler in ours.items():
+            signal.signal(each, handler)
+    for number, frame in heard[:1]:
+        ours[signal.Signals(number)](number, frame)
 
 
 def _start_method() -> BaseContext:

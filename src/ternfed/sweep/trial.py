@@ -40,7 +40,8 @@ class DataSets:
 
     def get(self, experiment: Experiment) -> DataSet:
         """That of an experiment."""
-        key = (experiment.data.dataset, experiment.data.length, experiment.task)
+        own = experiment.data
+        key = (own.dataset, own.length, own.tokenizer, experiment.task)
         if key not in self._read:
             self._read[key] = experiment.load_data(self.folder)
         return self._read[key]
