@@ -16,7 +16,7 @@ copyright = "the authors of ternfed, Apache-2.0"
 version = release = ternfed.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "draw_*.py"]
+exclude_patterns = ["_build", "draw_*.py", "LOG_*.md"]  # the last: entries that wait for their place in LOG.md
 language = "en"
 nitpicky = False  # PyTorch's and numpy's types in signatures have no page here
 

@@ -1,4 +1,4 @@
-"""A task of one's own: the progress of diabetes that nine of ten patients stay below, judged by how many really do.
+"""A task of your own: the progress of diabetes that nine of ten patients stay below, judged by how many really do.
 
 python examples/own_task.py [ROUNDS]
 """

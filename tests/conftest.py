@@ -6,6 +6,7 @@ That is TERNFED_DATA, or a folder `shared/data` beside the checkout.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/proc/driver/nvidia").exists():
     # Where there is no GPU, kernels are interpreted. Triton looks when it is loaded, and PyTorch may load it early.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a shell's background jobs; processes that the tests start would not hear Ctrl-C either.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -115,9 +115,9 @@ def test_the_convolutional_networks_can_be_built_for_other_image_sizes(size: int
 
 
 def test_an_image_of_another_size_is_an_error_that_names_both_sizes() -> None:
-    with pytest.raises(ValueError, match=r"takes 4096 numbers an example but 2304 arrive"):
+    with pytest.raises(ValueError, match=r"takes 4096 numbers per example but 2304 arrive"):
         cnn()(torch.zeros(2, 3, 28, 28))
-    with pytest.raises(ValueError, match=r"takes 784 numbers an example but 64 arrive"):
+    with pytest.raises(ValueError, match=r"takes 784 numbers per example but 64 arrive"):
         mlp()(torch.zeros(2, 64))
 
 

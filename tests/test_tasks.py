@@ -222,7 +222,7 @@ class TestOnesOwn:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["task.name=clustering"], '"regression", "language" or "segmentation" or module:function is allowed'),
+        (["task.name=clustering"], '"regression", "language", "segmentation" or module:function is allowed'),
         (["task.metric=mse"], 'task.metric = "mse": "accuracy" is allowed with "classification"'),
         (["task.name=regression", "task.metric=accuracy"], '"mse", "mae" or "r2" is allowed with "regression"'),
         (["task.name=mine:task", "task.metric=mse"], "has no meaning with mine:task, which brings its own"),

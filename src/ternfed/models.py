@@ -1,7 +1,7 @@
 """The paper's three networks and two for text, as plain `torch.nn` modules, PyTorch's default initialisation.
 
 All run under `torch.func.functional_call`; the paper's also under `vmap` (with BatchNorm, hand over one set of buffers
-a model) and in `channels_last`. Their sizes are what the paper's communication table counts:
+per model) and in `channels_last`. Their sizes are what the paper's communication table counts:
 
 | network      | parameters | Linear and Conv weights but the first and the last |
 |--------------|------------|----------------------------------------------------|
@@ -34,7 +34,7 @@ class Flatten(nn.Module):
         flat = batch.flatten(1)
         if flat.shape[1] != self.features:
             raise ValueError(
-                f"the first linear layer takes {self.features} numbers an example but {flat.shape[1]} arrive: "
+                f"the first linear layer takes {self.features} numbers per example but {flat.shape[1]} arrive: "
                 "build the network for this input size"
             )
         return flat

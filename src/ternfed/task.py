@@ -291,3 +291,12 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
     "segmentation": {"iou": SEGMENTATION, "accuracy": _segmentation(PIXEL_ACCURACY)},
 }
 """Every task by its name and by the metric that judges it, the usual one first."""
+
+
+def task_of(task: Task | str) -> Task:
+    """The task itself, or the one of that name, judged by its usual metric."""
+    if isinstance(task, Task):
+        return task
+    if task not in TASKS:
+        raise ValueError(f"task = {task!r}: a Task or one of {', '.join(TASKS)} is needed")
+    return next(iter(TASKS[task].values()))

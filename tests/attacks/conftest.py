@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
+from verbs import Command
 
 from ternfed.bench.fuzz_files import make_good
 from ternfed.cli.app import app
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, the extra [data]")
-
-Command = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ import pytest
 import tomli_w
 from safetensors import safe_open
 from safetensors.torch import save
+from verbs import Command
 
-from conftest import Command
 from ternfed.experiment.experiment import Experiment
 from ternfed.files import KEY
 from ternfed.named_function import FunctionMissing, NotAllowed, named_function

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 import tomllib
 import tracemalloc
@@ -15,12 +17,13 @@ import pytest
 import tomli_w
 import torch
 from typer.main import get_command
+from verbs import Command
 
-from conftest import Command
 from ternfed.bench import fuzz_files
 from ternfed.cli.app import app
 from ternfed.data.npy import read_npy, read_npz
 from ternfed.files import KEY
+from ternfed.paper.groups import collect
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import (
     ImpossibleCount,
@@ -82,7 +85,7 @@ def test_so_it_is_in_a_message() -> None:
     message = Message(SMALL)
     schema = schema_of(message)
     numbers, sections = locate(encode(message, schema), schema)
-    long = joined(schema.digest, numbers, [s._replace(stream=bytes(1_000_000)) for s in sections.values()])
+    long = joined(schema.digest, numbers, [s._replace(parts=bytes(1_000_000)) for s in sections.values()])
     with pytest.raises(ImpossibleCount, match="a section of 1000000 bytes"):
         decode(long, schema)
 
@@ -118,6 +121,25 @@ def test_names_of_a_file_do_not_speak_to_the_terminal(tmp_path: Path, ternfed: C
     assert result.exit_code == 0
     assert not set("\x1b\x07") & set(result.output)
     assert "[red]w" in result.output
+
+
+def test_names_of_a_graph_do_not_speak_to_the_terminal_through_the_runtime(tmp_path: Path) -> None:
+    """onnxruntime writes errors of its own, node names in them, past Python: only a process of its own shows that."""
+    onnx, helper = pytest.importorskip("onnx"), pytest.importorskip("onnx.helper")
+    pytest.importorskip("onnxruntime")
+    floats, whole = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    beyond = helper.make_tensor("beyond", whole, [1], [32])
+    node = helper.make_node("Gather", ["input", "beyond"], ["output"], name="\x1b[2J\x07bait", axis=1)
+    ends = [helper.make_tensor_value_info(name, floats, ["N", size]) for name, size in (("input", 3), ("output", 1))]
+    graph = helper.make_graph([node], "graph", ends[:1], ends[1:], [beyond])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    command = [sys.executable, "-m", "ternfed", "predict", "m.onnx", "--data", "x.npy"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "bait" in done.stderr
+    assert not set("\x1b\x07") & set(done.stdout + done.stderr)
+    assert len([line for line in done.stderr.splitlines() if line.startswith("ternfed: ")]) == 1
 
 
 def test_settings_cannot_ask_for_more_memory_than_the_file_has_weights(
@@ -159,6 +181,46 @@ def test_a_run_folder_of_somebody_else_is_reported_or_refused(good: Path, tmp_pa
     (tmp_path / "run" / "partition.json").write_text('{"classes": [["x"]]}\n')
     result = ternfed("run", "--resume", "--out", tmp_path / "run", "--set", "federation.rounds=2")
     assert result.exit_code == 0, result.output
+
+
+HOSTILE = "$x^{$<script>window.hacked=1</script>[red]|`\"'&"
+UNUSABLE = ("\x1b[2Jgone", "a\nb", "\u202e", "\ud800", "x" * 5000, "", " ", 7, ["x"], {"x": 1})
+
+
+def runs_on_own_data(good: Path, folder: Path, data_name: object) -> Path:
+    """Two runs on data of somebody's own, the first with this for a name."""
+    table = tomllib.loads((good / "run" / "config.toml").read_text())
+    for each in ("one", "two"):
+        table["data"]["dataset"] = f"{fuzz_files.BAIT}:{each}"
+        (folder / each).mkdir(parents=True)
+        (folder / each / "config.toml").write_text(tomli_w.dumps(table))
+        shutil.copy(good / "run" / "rounds.jsonl", folder / each)
+    (folder / "one" / "partition.json").write_text(json.dumps({"classes": [[1, 2]], "data_name": data_name}))
+    return folder
+
+
+def test_the_name_of_a_data_set_is_text_wherever_it_is_shown(good: Path, tmp_path: Path, ternfed: Command) -> None:
+    runs = runs_on_own_data(good, tmp_path / "runs", HOSTILE)
+    assert HOSTILE in ternfed("ls", runs).stdout
+    assert ternfed("compare", runs, "--out", tmp_path / "pages/both.html").exit_code == 0
+    assert ternfed("report", runs, "--out", tmp_path / "pages").exit_code == 0
+    pages = [file for kind in ("html", "md") for file in (tmp_path / "pages").rglob(f"*.{kind}")]
+    assert len(pages) == 3
+    for file in (*pages, *(tmp_path / "pages").rglob("*.svg")):
+        text = file.read_text()
+        assert "<script>window" not in text
+        assert file.suffix == ".svg" or "&lt;script&gt;" in text
+    assert fuzz_files.BAIT not in sys.modules
+
+
+@pytest.mark.parametrize("name", UNUSABLE, ids=ascii)
+def test_a_name_that_cannot_be_shown_is_as_none(name: object, good: Path, tmp_path: Path, ternfed: Command) -> None:
+    runs = runs_on_own_data(good, tmp_path / "runs", name)
+    assert [group.data_name for group in collect([runs]).groups] == [None, None]
+    result = ternfed("ls", runs)
+    assert result.exit_code == 0
+    assert f"{fuzz_files.BAIT}:one" in result.stdout
+    assert all(letter == "\n" or letter.isprintable() for letter in result.stdout)
 
 
 @pytest.mark.parametrize("section", ["task", "federation", "algorithm", "model", "data"])

@@ -2,7 +2,9 @@
 
 import ast
 import json
-from dataclasses import asdict
+import pickle
+import random
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ternfed.bench import slow_link
-from ternfed.bench.flower_apps import Case, Outcome, again, app_of, comparison, data, play, run, serve, table
-from ternfed.bench.real_flower import SAID, read_outcome, write_app
+from ternfed.bench.flower_apps import Case, Outcome, again, app_of, data, outcome_of, play, run, serve
+from ternfed.bench.flower_table import comparison, table
+from ternfed.bench.ordered_grid import OrderedGrid
+from ternfed.bench.real_flower import SAID, told_outcomes, write_app
 from ternfed.bench.slow_link import LinkCost, Plan
 from ternfed.bench.tables import markdown
 from ternfed.cli.app import app
@@ -63,7 +67,26 @@ def test_a_strategy_or_mode_that_is_none_is_wrong_input(wrong: list[str], words:
 def test_the_table_of_a_flower_app_says_how_far_each_mode_is_behind() -> None:
     case = Case("FedAvg", norm=True)
     rows = [Outcome(case, "none", 0, 0.95), Outcome(case, "updates", 0, 0.94, 1 / 15, 1 / 22)]
-    assert table(rows).splitlines()[-1] == "| FedAvg, BatchNorm | updates | 1 | 94.00 | -1.00 | 1/22.0 | 1/15.0 |"
+    lines = table(rows).splitlines()
+    assert lines[-3] == "| FedAvg, BatchNorm | updates | 1 | 94.00 | -1.00 | 1/22.0 | 1/15.0 |"
+    assert lines[-1].endswith("1/12 down): FedAvg, BatchNorm (-1.00).")
+    whole = [*rows, *(replace(each, seed=1, accuracy=0.95) for each in rows)]
+    assert table(whole).splitlines()[-1].endswith("1/12 down): nothing.")  # half a point in the mean
+
+
+def test_the_page_is_made_of_outcomes_that_are_kept_and_nothing_is_run(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    file, page = tmp_path / "outcomes.jsonl", tmp_path / "page.md"
+    rows = [Outcome(Case("FedAdam"), mode, 0, 0.9, 1 / 11, 1 / 22) for mode in ("updates", "none")]
+    file.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    page.write_text("before\n<!-- begin flower -->\nold\n<!-- end flower -->\nafter\n")
+    result = call("flower", "--stored", "--keep", str(file), "--into", str(page))
+    assert result.exit_code == 0, result.output
+    lines = page.read_text().splitlines()
+    assert [line.split("|")[2].strip() for line in lines if line.startswith("| FedAdam")] == ["none", "updates"]
+    assert "FedAdam (1/11.0 down)." in lines[-3]
+    assert (lines[0], lines[-1]) == ("before", "after")
+    assert call("flower", "--stored").exit_code == 2
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "tfedavg"])
@@ -84,9 +107,9 @@ def test_slow_links_compare_the_first_algorithm_with_the_last() -> None:
 def test_outcomes_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
     ran: list[int] = []
 
-    def play(case: Case, mode: str, seed: int, given: object, bits_up: float) -> Outcome:
-        ran.append(seed)
-        return Outcome(case, mode, seed, 0.5, 0.1, 0.05)
+    def play(case: Case, mode: str, seeds: list[int], given: object, bits_up: float) -> list[Outcome]:
+        ran.extend(seeds)
+        return [Outcome(case, mode, seed, 0.5, 0.1, 0.05) for seed in seeds]
 
     file, rows = tmp_path / "outcomes.jsonl", [Case("FedAvg")]
     first = list(run(rows, ["updates"], [0], "digits", kept=file, play=play))
@@ -99,7 +122,7 @@ def test_outcomes_that_are_kept_are_not_run_again(tmp_path: Path) -> None:
 
 
 class Shuffled:
-    """A grid that answers last what was asked first."""
+    """A grid that answers last what was asked first, and draws from `random` while it waits, as Flower's threads do."""
 
     def __init__(self, grid: Any) -> None:
         self.grid = grid
@@ -108,30 +131,70 @@ class Shuffled:
         return list(self.grid.get_node_ids())[::-1]
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Any]:
-        return list(self.grid.send_and_receive(messages, timeout=timeout))[::-1]
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout))[::-1]
+        random.seed(7)
+        return replies
 
 
-def test_a_run_is_played_again_bit_for_bit_by_who_knows_its_node_ids() -> None:
-    case, digits, nodes = Case("FedAvg"), data("digits"), (9, 4, 7, 2, 5)
-    grid = in_process_grid(dict.fromkeys(nodes, app_of(case, "updates", 0, digits)))
-    first = serve(Shuffled(grid), case, "updates", 0, digits, rounds=1)
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+def test_a_run_is_played_again_bit_for_bit_by_who_knows_its_node_ids_and_who_was_asked(fraction: float) -> None:
+    case, digits, nodes = Case("FedAvg", fraction=fraction), data("digits"), (9, 4, 7, 2, 5)
+    grid = in_process_grid(dict.fromkeys(nodes, app_of(case, "none", digits)))
+    first = serve(OrderedGrid(Shuffled(grid)), case, "none", 0, digits, rounds=4)
     assert first.nodes == nodes
-    assert "the same bits" in comparison(again([first], "digits", rounds=1))
+    assert [len(parts) for parts in first.asked] == [round(5 * fraction)] * 4
+    assert comparison(again([outcome_of(json.loads(json.dumps(asdict(first))))], "digits", rounds=4)).startswith(
+        "1 of 1"
+    )
+    drawn = play(case, "none", 0, digits, rounds=4, nodes=nodes)
+    assert (drawn == first) == (fraction == 1)  # all clients are asked, whatever is drawn
+
+
+def test_a_run_whose_clients_fail_is_no_outcome() -> None:
+    """Flower's strategies go on without replies, and end with the model that they began with."""
+    case, digits = Case("FedAvg"), data("digits")
+    grid = in_process_grid(dict.fromkeys(range(1, 6), app_of(replace(case, norm=True), "none", digits)))  # other model
+    with pytest.raises(NetworkError, match="FedAvg, none, seed 0: 5 replies failed"):
+        serve(OrderedGrid(grid), case, "none", 0, digits, rounds=1)
+
+
+def test_the_data_of_an_app_is_pickled_as_its_name() -> None:
+    digits = data("digits")
+    assert len(pickle.dumps(digits)) < 500
+    assert pickle.loads(pickle.dumps(digits)) is digits
+
+
+def test_what_is_random_about_the_rounding_follows_from_the_node_ids() -> None:
+    case, digits, nodes = Case("FedAvg"), data("digits"), (9, 4, 7, 2, 5)
+    grid = in_process_grid(dict.fromkeys(nodes, app_of(case, "updates", digits)))
+    first = serve(OrderedGrid(Shuffled(grid)), case, "updates", 0, digits, rounds=1)
+    assert comparison(again([first], "digits", rounds=1)).startswith("1 of 1 runs")
     other = play(case, "updates", 0, digits, rounds=1)
     assert other.model != first.model
-    assert "other bits" in comparison([(first, other)])
+    assert comparison([(first, other)]).startswith("0 of 1 runs")
+    assert "| FedAvg | updates | 0 |" in comparison([(first, other)])
     with pytest.raises(ValueError, match="FedAvg, none, seed 0: not all of its node ids are known"):
         list(again([Outcome(Case("FedAvg"), "none", 0, 0.9)], "digits"))
 
 
 @pytest.mark.parametrize("mode", ["none", "updates", "ternary"])
-def test_an_app_for_flwr_run_is_python_whatever_its_mode_and_its_last_line_is_read(tmp_path: Path, mode: str) -> None:
-    settings = ({"strategy": "FedAvg", "norm": False, "fraction": 0.6}, mode, 3, "digits", 5, 1.5)
+def test_an_app_for_flwr_run_is_python_whatever_its_mode_and_its_last_lines_are_read(tmp_path: Path, mode: str) -> None:
+    settings = ({"strategy": "FedAvg", "norm": False, "fraction": 0.6}, mode, [3, 4], "digits", 5, 1.5)
     write_app(tmp_path / "app", settings)
     code = (tmp_path / "app" / "benchmark.py").read_text()
     lines = ast.parse(code).body
     assert any(isinstance(line, ast.Assign) and ast.literal_eval(line.value) == settings for line in lines)
-    outcome = Outcome(Case("FedAvg", fraction=0.6), mode, 3, 0.9, 0.1, 0.05)
-    assert read_outcome(["INFO: round 5", f"{SAID}{json.dumps(asdict(outcome))}"]) == outcome
-    with pytest.raises(NetworkError, match="without an outcome: no nodes"):
-        read_outcome(["no nodes"])
+    outcomes = [Outcome(Case("FedAvg", fraction=0.6), mode, seed, 0.9, 0.1, 0.05) for seed in (3, 4)]
+    lines = ["INFO: round 5", *(f"{SAID}{json.dumps(asdict(outcome))}" for outcome in outcomes)]
+    assert told_outcomes(lines, 2) == outcomes
+    with pytest.raises(NetworkError, match="with 1 of 2 outcomes: INFO: round 5"):
+        told_outcomes([*lines[:2], "no nodes"], 2)
+
+
+def test_the_table_of_the_page_is_that_of_the_kept_runs() -> None:
+    pytest.importorskip("flwr")
+    root = Path(__file__).parents[2]
+    result = call("flower", "--stored", "--keep", str(root / "results" / "flower.jsonl"))
+    assert result.exit_code == 0, result.output
+    page = (root / "docs" / "flower.md").read_text(encoding="utf-8")
+    assert f"<!-- begin flower -->\n{result.stdout}<!-- end flower -->" in page

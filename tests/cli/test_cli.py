@@ -156,7 +156,7 @@ class TestWrongInput:
             (["--preset", "nope"], "algorithm.preset"),
             (["--device", "tpu"], "cpu, cuda or cuda:K"),
             (["missing.toml"], "cannot be read"),
-            (["--resume", "--out", "missing"], "cannot be read"),
+            (["--resume", "--out", "missing"], "missing: holds no run to resume; --out names the folder of one"),
             (["--resume"], "--out names the run"),
             (["--dataset", "mnist", "--data", "empty"], "TERNFED_DATA"),
         ],

@@ -129,3 +129,14 @@ def test_every_verb_and_every_option_has_help(path: tuple[str, ...], command: cl
     result = CliRunner().invoke(app, [*path, "--help"])
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["certs", "add", "nowhere"], ["server", "--certs", "nowhere"]], ids=" ".join)
+def test_a_folder_without_certificates_is_wrong_input_and_nothing_is_started(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert done.stderr == "ternfed: nowhere: holds no certificates; make them with: ternfed certs init nowhere\n"
+    assert list(tmp_path.iterdir()) == []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from ternfed.cli import terminal
 from ternfed.cli.app import app
 
 MODULE = """
@@ -23,7 +26,7 @@ def small(inputs: int, classes: int, width: int = 16) -> nn.Module:
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(terminal, "out", Console(width=120))
 
 
 def planned(*arguments: str) -> str:
@@ -37,6 +40,21 @@ def test_a_plan_shows_layers_costs_memory_and_files() -> None:
     for words in ("linear2.weight", "ternary", "tfedavg, worst", "fedavg, typical", "8 Mbit/s up and 16 down",
                   "20.0% of the trits flip", "Memory on the server", "Memory on the client", ".tern"):  # fmt: skip
         assert words in shown
+
+
+def test_the_page_shows_what_the_command_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    command, _, shown = page.partition("$ ternfed plan ")[2].partition("```")[0].partition("\n")
+    said = " ".join(planned(*command.split()).split())
+    for part in re.split(r"│ …[ │]*\n", shown):  # rows that the page leaves out
+        assert " ".join(part.split()) in said
+
+
+def test_samples_per_client_are_those_of_the_data_or_as_given() -> None:
+    assert "20 clients with 67 training samples each" in planned("mlp")
+    assert "20 clients with 9 training samples each" in planned("mlp", "--samples", "9")
+    unknown = planned("mlp", "--dataset", "flwrlabs/femnist", "--clients", "5")
+    assert "How many samples a client has is not known (--samples says it)" in unknown
 
 
 def test_json_is_one_object_and_nothing_else() -> None:
@@ -67,6 +85,7 @@ def test_ones_own_function_and_an_experiment_that_names_it() -> None:
         (["mlp", "--down", "nan"], "--down nan"),
         (["mlp", "--flips", "1.5"], "--flips 1.5"),
         (["mlp", "--clients", "0"], "federation.clients = 0"),
+        (["mlp", "--samples", "0"], "--samples 0: at least 1 is needed"),
         (["mlp", "--set", "model.hidden=[7]"], "no layer that can be ternary"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -93,3 +93,24 @@ def test_without_test_data_nothing_can_be_judged() -> None:
         next(federate(net(), [samples(9)], *FEW))
     with pytest.raises(ExperimentError, match="test: has no meaning here"):
         next(federate(net(), from_clients("own", [samples(9)], samples(5)), *FEW, test=samples(5)))
+
+
+def test_targets_that_are_a_list_are_read_like_an_array() -> None:
+    x, y = samples(12)
+    data = from_clients("listed", [(x, y.tolist())], samples(4))
+    assert torch.equal(data.train.labels, y)
+    with pytest.raises(ValueError, match="train_y holds text; number its classes from 0 first"):
+        from_clients("named", [(x, ["a", "b", "c"] * 4)], samples(4))
+
+
+def test_a_task_by_its_name() -> None:
+    x, _ = samples(12)
+    targets, net_of_one = x.sum(1), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1))
+    with pytest.raises(ValueError, match=r"of type float32; one whole number .*, the task is \"regression\""):
+        from_arrays("sums", x, targets, x, targets)
+    whole = from_arrays("sums", x, targets, x, targets, task="regression")
+    assert torch.equal(whole.train.labels, targets)
+    few = (*FEW, "federation.clients=2")
+    assert [record.metric for record in federate(net_of_one, whole, *few, task="regression")] == ["mse", "mse"]
+    with pytest.raises(ValueError, match=r"task = 'regresion': a Task or one of classification, .* is needed"):
+        from_arrays("sums", x, targets, x, targets, task="regresion")

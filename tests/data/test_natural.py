@@ -71,16 +71,19 @@ class TestEverySampleStaysWithItsOwner:
 
 class TestRefusals:
     def test_data_that_does_not_say_whose_its_samples_are(self) -> None:
-        with pytest.raises(ExperimentError, match="does not say whose each sample is"):
+        others = 'does not say whose each sample is; "iid", "classes", "dirichlet" or "unbalanced" is allowed'
+        with pytest.raises(ExperimentError, match=others):
             open_federation(experiment(), from_arrays("nobody's", X, Y, X, Y))
 
     def test_fewer_clients_than_the_data_has(self) -> None:
         with pytest.raises(ExperimentError, match="clients = 2: the data has 3 of its own, and so many are needed"):
             open_federation(experiment("federation.clients=2"), hospitals())
 
-    def test_a_client_without_samples(self) -> None:
-        with pytest.raises(ExperimentError, match="client 3 has no samples to train on"):
+    def test_more_clients_than_the_data_has(self) -> None:
+        with pytest.raises(ExperimentError, match=r"federation\.clients = 4: the data has 3 of its own"):
             open_federation(experiment("federation.clients=4"), hospitals())
+
+    def test_a_client_without_samples(self) -> None:
         with pytest.raises(ValueError, match="client 1 has no samples"):
             Natural().split(torch.tensor([0, 2, 2]), 3, torch.Generator())
 

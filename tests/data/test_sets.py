@@ -265,7 +265,8 @@ def test_an_absent_extra_is_named(name: str, absent: str, small_mnist: Path, mon
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match=r"dataset = minst: digits, .*, text:FOLDER, .* or module:function is allowed"):
+    known = r"^data\.dataset = minst: digits, .*, text:FOLDER, .* or module:function is allowed"
+    with pytest.raises(ValueError, match=known):
         load("minst")
 
 
@@ -301,7 +302,7 @@ def test_a_function_that_does_not_serve_is_refused(
     name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_module(tmp_path, monkeypatch, "def nothing(): return None\n")
-    with pytest.raises(ValueError, match=f"^dataset = {name}: {sentence}"):
+    with pytest.raises(ValueError, match=rf"^data\.dataset = {name}: {sentence}"):
         load(name)
 
 
@@ -321,10 +322,16 @@ def test_grey_images_get_their_channel_and_tensors_are_taken_as_well() -> None:
     assert (data.classes, data.test.labels.dtype) == (3, torch.int64)
 
 
+def test_true_and_false_are_two_classes() -> None:
+    x, y = np.zeros((3, 4)), np.array([True, False, True])
+    data = from_arrays("two", x, y, x, y)
+    assert (data.classes, data.train.labels.tolist()) == (2, [1, 0, 1])
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"train_y": [0, 1]}, "one label an input"),
+        ({"train_y": [0, 1]}, "one label per input"),
         ({"train_y": [0, 1, -1]}, "labels run from -1 to 1"),
         ({"train_y": [0, 1, 7], "classes": 5}, "with classes = 5 they must be 0 to 4"),
         ({"train_y": [0.0, 1.0, 0.0]}, "one whole number per sample"),

@@ -55,6 +55,7 @@ NAMES = {
     *(f"balance-{balance}-{algorithm}" for balance in BALANCES for algorithm in FEDERATED),
     *(f"elapsed-{model}" for model in ("mlp", "cnn", "resnet18")),
     *(f"shakespeare-{model}-{a}" for model in ("lstm", "transformer") for a in ("fedavg", "tfedavg", "fedpaq")),
+    *(f"shakespeare-{model}-tfedavg-restless" for model in ("lstm", "transformer")),
 }
 
 
@@ -122,7 +123,7 @@ class TestTheFiles:
         rows = [row for row in ROWS.values() if "shakespeare" in row.about.shows]
         assert {(row.about.seeds, row.about.device) for row in rows} == {(2, "cuda")}
         for row in rows:
-            own, (_, model, algorithm) = row.experiment(), row.name.split("-")
+            own, (_, model, algorithm, *_) = row.experiment(), row.name.split("-")
             assert (own.model.name, own.algorithm.name) == (f"char{model}", algorithm)
             assert (own.federation.clients, own.data.partition, own.task.name) == (425, Natural(), "language")
             assert len(participants(0, 1, own.federation.clients, own.federation.participation)) == 10

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ternfed.algorithms.algorithm import Network
-from ternfed.data.sets import without_samples
+from ternfed.data.sets import TRAINING_SAMPLES, load, without_samples
 from ternfed.edge import Inputs, export, trained
 from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.named import built_in_algorithms
@@ -19,6 +19,8 @@ from ternfed.plan.costs import rehearse
 from ternfed.plan.plan import Link, Plan, make_plan
 from ternfed.plan.sample import sampled
 from ternfed.quantize.ternary import twn
+from ternfed.round.federation import open_federation
+from ternfed.wire import form_for
 
 
 def experiment(*settings: str) -> Experiment:
@@ -65,6 +67,64 @@ class TestLayers:
         assert {(layer.up, layer.bits_up) for layer in made.layers} == {("float32", 32)}
 
 
+class TestSamplesPerClient:
+    """By which T-FedAvg chooses between trits and differences, for a network with BatchNorm."""
+
+    @staticmethod
+    def way(made: Plan) -> str | None:
+        return next(layer.up for layer in made.layers if layer.name == "stage1.0.conv1.weight")
+
+    @pytest.mark.parametrize(("clients", "way"), [(4, "ternary"), (40, "grid")])
+    def test_a_plan_and_its_run_send_the_same(self, clients: int, way: str) -> None:
+        steps = ("training.batch=10", "training.epochs=10", f"federation.clients={clients}")
+        settings = ("data.dataset=digits", "model.name=resnet18", *steps)
+        made, own = plan(*settings), Experiment.from_toml("", settings)
+        federation = open_federation(own, own.load_data())
+        assert made.samples == sum(federation.registered) // clients
+        assert self.way(made) == way
+        kinds = {slot.name: form_for(slot.kind).name for slot in federation.algorithm.up[0].slots}
+        assert {layer.name: layer.up for layer in made.layers if layer.up is not None} == kinds
+
+    def test_they_can_be_said(self) -> None:
+        own = experiment("model.name=resnet18")
+        assert [self.way(make_plan(own, samples=count)) for count in (50, 5000)] == ["grid", "ternary"]
+        assert plan("model.name=resnet18").samples == 50_000 * 98 // 100 // 5
+
+    def test_without_them_many_are_assumed(self) -> None:
+        made = plan("data.dataset=flwrlabs/femnist", "model.name=resnet18", "federation.clients=10")
+        assert made.samples is None
+        assert self.way(made) == "ternary"
+
+    def test_the_numbers_of_data_sets_that_are_not_read(self, real_data: Path) -> None:
+        for name in ("digits", "mnist", "shakespeare"):
+            assert len(load(name, real_data).train) == TRAINING_SAMPLES[name]
+
+
+class HeadFirst(nn.Module):
+    """Registered in another order than it is used in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.first, self.inner = nn.Linear(8, 10), nn.Linear(64, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.inner(self.first(x.flatten(1))))
+        return out
+
+
+def test_first_and_last_are_by_use_though_no_data_is_read() -> None:
+    made = plan("data.dataset=digits", "model.name=test_plan:HeadFirst")
+    assert [layer.name for layer in made.layers if layer.down == "ternary"] == ["inner.weight"]
+
+
+def test_a_model_that_cannot_take_the_data_is_planned_all_the_same_and_it_is_said() -> None:
+    misfit = plan("data.dataset=mnist", "model.name=test_plan:HeadFirst").misfit
+    assert misfit is not None
+    assert "the model cannot take the samples of mnist, float32 of shape 1×28×28" in misfit
+    assert plan("data.dataset=digits", "model.name=test_plan:HeadFirst").misfit is None
+    assert plan("data.dataset=shakespeare", "model.name=charlstm", "model.width=16").misfit is None
+
+
 class TestCosts:
     @pytest.mark.parametrize("name", [name for name in built_in_algorithms() if name != "centralized"])
     def test_a_typical_round_lies_between_the_extremes(self, name: str) -> None:
@@ -102,6 +162,7 @@ class TestCosts:
             for share in (1.0, 0.1)
         )
         assert (always.missed, seldom.missed) == (1, 10)
+        assert plan("model.name=mlp", "federation.clients=50", "federation.participation=0.02").missed == 10
         assert seldom.traffic.down.typical > 1.5 * always.traffic.down.typical
 
 

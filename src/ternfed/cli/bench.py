@@ -306,10 +306,13 @@ def flower(
     again: Annotated[
         Path | None, typer.Option(help="A file of outcomes: play each of them in one process, and compare the models.")
     ] = None,
+    stored: Annotated[bool, typer.Option("--stored", help="Run nothing: the table of what --keep has.")] = False,
+    into: Annotated[Path | None, typer.Option(help="A page to write the table into.")] = None,
 ) -> None:
     """A Flower app with and without ternfed's two lines: accuracy and bytes by strategy and mode."""
     with answered():
         from ternfed.bench import flower_apps as bench
+        from ternfed.bench import flower_table as tables
         from ternfed.bench.real_flower import real_flower
         from ternfed.engines.flower.adapter import need_flower
 
@@ -317,14 +320,19 @@ def flower(
         rows = [case for case in bench.cases(strategies) if not plain or case == bench.Case(case.strategy)]
         chosen = bench.modes(modes)
         if again is not None:
-            kept = bench.read_outcomes(again).values()
-            _print(bench.comparison(_measured(bench.again(kept, dataset, rounds, bits_up))))
+            kept = bench.stored(again, rows, chosen, range(seeds))
+            _tables(tables.comparison(_measured(bench.again(kept, dataset, rounds, bits_up))), "flower-again", into)
+            return
+        if stored:
+            if keep is None:
+                raise ValueError("--stored needs --keep FILE, the file of outcomes")
+            _tables(tables.table(bench.stored(keep, rows, chosen, range(seeds))), "flower", into)
             return
         flwr_run = real or simulated
-        here = nullcontext(partial(bench.play, rounds=rounds))
+        here = nullcontext(partial(bench.play_each, rounds=rounds))
         with real_flower(dataset, rounds, simulated) if flwr_run else here as play:
             outcomes = _measured(bench.run(rows, chosen, range(seeds), dataset, bits_up, keep, play))
-        _print(bench.table(outcomes))
+        _tables(tables.table(outcomes), "flower", into)
 
 
 def large_round(

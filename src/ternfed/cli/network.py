@@ -102,6 +102,7 @@ def certs_add(
     from ternfed.engines.flower.certs import add_clients
 
     with answered():
+        _check_made(folder)
         first, last = add_clients(folder, clients)
     names = f"client {first}" if first == last else f"clients {first} to {last}"
     _say(
@@ -168,8 +169,12 @@ def server(
     """Wait for clients, run an experiment with them over TLS, and end with a model."""
     with answered(interrupted=GOES_ON):
         if [local, certs, superlink].count(None) != 2:
-            raise ValueError("--certs DIR is needed, or --local N for a try on this machine, or --superlink HOST:PORT")
+            raise ValueError(
+                "one of --certs DIR, --local N (a try on this machine) and --superlink HOST:PORT is needed"
+            )
         place = None if superlink is None else _place("--superlink", superlink, ca, insecure, secret)
+        if certs is not None:
+            _check_made(certs)
         if resume and out is None:
             raise ValueError("--resume: --out names the run to resume")
         from ternfed.cli.watch import watched
@@ -269,6 +274,12 @@ def client(
         elif server is not None and certs is not None:
             rounds = run_client(ClientConfig(server, Certificates(certs), setup, folder, stay, threads), shown.say)
     shown.say(f"The run is over; this client took part {rounds} times.")
+
+
+def _check_made(certs: Path) -> None:
+    """Refuse a folder that `certs init` did not make, before anything is started."""
+    if not (certs / "ca.crt").is_file():
+        raise ValueError(f"{certs}: holds no certificates; make them with: ternfed certs init {certs}")
 
 
 def _check_address(option: str, address: str) -> None:

@@ -58,6 +58,9 @@ def plan(
     ] = None,
     clients: Annotated[int | None, typer.Option(help="N: the number of clients.")] = None,
     participation: Annotated[float | None, typer.Option(help="λ: the share that takes part in each round.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Training samples per client; else those of the data set, divided equally.")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
     settings: Settings = None,
     up: Annotated[float, typer.Option(help="A client's link to the server, Mbit/s.")] = 11.05,
@@ -81,7 +84,7 @@ def plan(
         given = [] if file else [f"model.name={model}"]
         given += [f"{key}={flags[flag]}" for flag, key in FLAGS.items() if flags[flag] is not None]
         experiment = Experiment.given(file, [*given, *(settings or [])], allow=allow or ())
-        made = make_plan(experiment, Link(up, down), flips, data)
+        made = make_plan(experiment, Link(up, down), flips, data, samples)
         if as_json:
             terminal.print_json(_table(made))
         else:
@@ -101,7 +104,7 @@ def _show(made: Plan) -> None:
     still = f", {made.frozen:,} are frozen and never travel" if made.frozen else ""
     _say(
         f"{made.model}: {made.numbers:,} numbers, {terminal.share(made.ternary / made.numbers)} of them in ternary "
-        f"layers{still}; {made.clients} clients, {made.per_round} per round, {made.rounds} rounds"
+        f"layers{still}; {made.clients} clients{_each(made)}, {made.per_round} per round, {made.rounds} rounds"
     )
     headings = ("per client", "up", "down", "s up", "s down", f"{made.takes_part} rounds")
     out.print(terminal.rows_table(headings, (*_rows(made.traffic, CASES), *_rows(made.fedavg, ("typical",)))))
@@ -114,6 +117,10 @@ def _show(made: Plan) -> None:
         _say(f"Memory on the {where}: {size(memory.total)} ({parts})")
     files = made.exported
     _say(f"Exported: .tern {size(files.tern)}, ONNX {size(files.onnx)}, float32 {size(files.float32)}")
+
+
+def _each(made: Plan) -> str:
+    return "" if made.samples is None else f" with {made.samples:,} training samples each"
 
 
 def _layers(made: Plan) -> Iterator[tuple[str, ...]]:
@@ -162,6 +169,10 @@ def _assumed(made: Plan) -> Iterator[str]:
         f"{terminal.share(made.flips)} of the trits flip per round, and a client holds the broadcast of "
         f"{made.missed} round{'s' if made.missed > 1 else ''} ago."
     )
+    if made.misfit is not None:
+        yield f"This cannot run: {made.misfit}. First and last layer are those that are registered so."
+    if made.samples is None:
+        yield "How many samples a client has is not known (--samples says it): enough for many local steps is assumed."
     yield f"The first download, the model before training, is {size(made.traffic.first_down)}."
     rows = "the first rows of each matrix and kernel"
     if made.share < 1:

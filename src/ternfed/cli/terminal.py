@@ -50,8 +50,8 @@ def summary_table(rows: Mapping[str, Mapping[str, Any]], measure: Measure, title
     table.add_column("run", overflow="fold")  # a name that is cut is none
     flips = any(row.get("flips_mean") is not None for row in rows.values())
     headings = (measure.name, "uploaded", "downloaded", "bits per weight up", *(["flips"] if flips else []), "seconds")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    for heading in headings:  # which breaks between its words, and not within one
+        table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
     first = next(iter(rows.values()))
     for name, row in rows.items():
         table.add_row(

@@ -17,16 +17,20 @@ Clients: TypeAlias = Mapping[Any, Batches] | Iterable[Batches]
 """What each client has, by name or in order."""
 
 
-def from_clients(name: str, clients: Clients, test: Batches, *, task: Task = CLASSIFICATION, **more: Any) -> DataSet:
+def from_clients(
+    name: str, clients: Clients, test: Batches, *, task: Task | str = CLASSIFICATION, **more: Any
+) -> DataSet:
     """A data set whose samples stay with the clients they are given for (`data.partition = "natural"`).
 
     Every iterable is read once, to its end, and kept in memory; a batch is (inputs, targets), of any size. What else
     there is to say is that of `from_arrays`.
     """
+    if not isinstance(clients, Iterable):
+        raise ValueError(f"{name}: is a {type(clients).__name__}; a data set, or what each client has, is needed")
     named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     own = {client: _joined(f"{name}: client {client}", batches) for client, batches in named}
     if not own:
-        raise ValueError(f"{name}: there are no clients; one at least is needed")
+        raise ValueError(f"{name}: there are no clients; at least one is needed")
     inputs, targets = (_together(name, [pair[part] for pair in own.values()]) for part in range(2))
     owners = np.repeat(np.arange(len(own)), [len(x) for x, _ in own.values()])
     return from_arrays(name, inputs, targets, *_joined(f"{name}: test", test), task=task, clients=owners, **more)
@@ -34,7 +38,7 @@ def from_clients(name: str, clients: Clients, test: Batches, *, task: Task = CLA
 
 def _joined(whose: str, batches: Batches) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """All samples of one client, batch after batch."""
-    if isinstance(batches, tuple) and len(batches) == 2 and all(map(_is_array, batches)):
+    if isinstance(batches, tuple) and len(batches) == 2 and _is_array(batches[0]):
         batches = [batches]
     if not isinstance(batches, Iterable):
         raise ValueError(f"{whose}: is a {type(batches).__name__}; (inputs, targets) or batches of them are needed")

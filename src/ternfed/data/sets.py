@@ -71,6 +71,8 @@ _KNOWN = {
     ),
 }  # fmt: skip
 
+TRAINING_SAMPLES = {"digits": 1442, "mnist": 60_000, "cifar10": 50_000, "shakespeare": 38_814}
+"""Where nothing need be read to know: how many there are, of text as sequences of the usual length."""
 CLASSES = {"digits": 10, **dict.fromkeys(_KNOWN, 10)}
 """How many classes those of them have that have any."""
 NAMES = (*CLASSES, "shakespeare", *FEDERATED)
@@ -107,7 +109,7 @@ def load(
     if colon:
         return _own(name, task)
     kinds = ", ".join(f"{kind}:FOLDER" for kind in FOLDERS)
-    raise ValueError(f"dataset = {name}: {', '.join(NAMES)}, {kinds} or module:function is allowed")
+    raise ValueError(f"data.dataset = {name}: {', '.join(NAMES)}, {kinds} or module:function is allowed")
 
 
 def is_text(name: str) -> bool:
@@ -146,7 +148,7 @@ def _shakespeare(folder: Path | None) -> Path:
 def _from_folder(kind: str, place: Path, task: Task, length: int, tokenizer: Path | None) -> DataSet:
     name = f"{kind}:{place}"
     if not place.is_dir():
-        raise DataMissing(f"dataset = {name}: there is no such folder")
+        raise DataMissing(f"data.dataset = {name}: there is no such folder")
     if kind == "text":
         return read_text(text_files(place), name, length, tokenizer)
     arrays = read_arrays(place) if kind == "arrays" else read_columns(place)
@@ -231,7 +233,8 @@ def _own(name: str, task: Task) -> DataSet:
         made = named_function(name, DataSet)
     except FunctionMissing as error:
         raise DataMissing(
-            f"dataset = {name}: cannot be imported ({error.reason}); module:function of an importable module is needed"
+            f"data.dataset = {name}: cannot be imported ({error.reason}); module:function of a module that can be "
+            "imported is needed"
         ) from error
     result = made()
     if isinstance(result, DataSet):
@@ -239,5 +242,6 @@ def _own(name: str, task: Task) -> DataSet:
     if isinstance(result, tuple | list) and len(result) == 4:
         return from_arrays(name, *result, task=task)
     raise ValueError(
-        f"dataset = {name}: returned {type(result).__name__}; a DataSet or (train_x, train_y, test_x, test_y) is needed"
+        f"data.dataset = {name}: returned {type(result).__name__}; a DataSet or four arrays, "
+        "(train_x, train_y, test_x, test_y), are needed"
     )

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ternfed.data.images import Augment
-from ternfed.task import CLASSIFICATION, IGNORED, Task
+from ternfed.data.images import Augment, normalise
+from ternfed.task import CLASSIFICATION, IGNORED, Task, task_of
 
 Array: TypeAlias = Any  # whatever numpy can turn into an array: ndarray, Tensor, nested lists
 
@@ -33,7 +33,7 @@ class Samples:
     def __post_init__(self) -> None:
         if self.labels.dim() < 1 or len(self.inputs) != len(self.labels):
             raise ValueError(
-                f"{len(self.inputs)} inputs, labels of shape {tuple(self.labels.shape)}: one label an input is needed"
+                f"{len(self.inputs)} inputs, labels of shape {tuple(self.labels.shape)}: one label per input is needed"
             )
 
     def __len__(self) -> int:
@@ -62,6 +62,12 @@ class DataSet:
     vocabulary: int | None = None
     """Where inputs are token ids: how many ids there are."""
 
+    def one(self) -> Tensor:
+        """(1, …): the first training sample as a network gets it; zeros of its shape where there are no samples."""
+        inputs = self.train.inputs
+        first = inputs[:1] if len(inputs) else inputs.new_zeros(1, *inputs.shape[1:])
+        return normalise(first, self.mean, self.std)
+
     def check(self) -> None:
         """Refuse values that are not finite, before a loss becomes NaN because of them."""
         for split, samples in (("train", self.train), ("test", self.test)):
@@ -81,15 +87,16 @@ def from_arrays(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     augment: Augment | None = None,
-    task: Task = CLASSIFICATION,
+    task: Task | str = CLASSIFICATION,
     clients: Array | None = None,
 ) -> DataSet:
-    """A data set from a user's own arrays, for a task.
+    """A data set from a user's own arrays, for a task: a value or a name, "regression" say.
 
     Images are N×C×H×W, or N×H×W in uint8; uint8 stays uint8 (0 to 255), other whole numbers are token ids and become
     int64, everything else float32. Mean and std default to those of the training images, channel by channel; other
     inputs are left as they are. `clients` says of each training sample whose it is, by a number or a name.
     """
+    task = task_of(task)
     train = Samples(_inputs(train_x, f"{name}: train_x"), _labels(train_y, f"{name}: train_y", task))
     test = Samples(_inputs(test_x, f"{name}: test_x"), _labels(test_y, f"{name}: test_y", task))
     for key, samples in (("train", train), ("test", test)):
@@ -200,9 +207,10 @@ def _labels(values: Array, key: str, task: Task) -> Tensor:
                 f"{key} is {array.ndim}-dimensional of type {array.dtype}; {task.name} needs whole numbers of shape "
                 "samples × …, a target for each token or pixel"
             )
-    elif array.dtype.kind not in "ui" or array.ndim != 1:
+    elif array.dtype.kind not in "uib" or array.ndim != 1:
+        other = '; for numbers to predict, the task is "regression"' if array.dtype.kind == "f" else ""
         raise ValueError(
-            f"{key} is {array.ndim}-dimensional of type {array.dtype}; one whole number per sample is needed"
+            f"{key} is {array.ndim}-dimensional of type {array.dtype}; one whole number per sample is needed{other}"
         )
     return torch.from_numpy(_writable(array.astype(np.int64)))
 

@@ -15,5 +15,5 @@ def session(model: str | bytes, threads: int = 1) -> Any:
         raise ModelError("onnxruntime is missing; install the extra: pip install 'ternfed[edge]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it says of errors is in its exceptions; its log would show names as they are
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

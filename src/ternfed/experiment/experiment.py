@@ -121,6 +121,8 @@ class Experiment:
         """What a command line asks for: a file, a run to be resumed, or neither; `settings` override what it says."""
         if file is None and resumed is not None:
             file = resumed / "config.toml"
+            if not file.is_file():
+                raise ExperimentError(f"{resumed}: holds no run to resume; --out names the folder of one")
         return Experiment.from_toml("", settings) if file is None else Experiment.from_file(file, settings, allow)
 
     def with_settings(self, settings: Iterable[str]) -> Experiment:
@@ -196,6 +198,10 @@ class Experiment:
         need(share == 0 or held >= 1, "data.hold_out", share, fits)
         most = len(labels) - held
         need(clients <= most, "federation.clients", clients, f"1 to {most} is allowed, the training samples there are")
+        if self.data.partition.by_client and data.clients is not None:
+            own = int(data.clients.max()) + 1
+            fits = f"the data has {own} of its own, and so many are needed"
+            need(clients == own, "federation.clients", clients, fits)
         strata = task.strata(labels)
         self._check_partition(None if strata is None else len(unique(strata)))
 
@@ -230,6 +236,12 @@ class Experiment:
         own = self.model
         made = named.network_of(deepcopy(model), own.ternary, data, own.trainable, own.weights)
         return replace(made, task=self.make_task())
+
+    def suited(self, network: Network, samples: int) -> Experiment:
+        """This experiment with what its algorithm chooses by the network and by how many samples a client has."""
+        own = self.algorithm
+        settings = named.find_algorithm(own.name).about.suited(own.settings, network, self.make_training(), samples)
+        return self if settings == own.settings else replace(self, algorithm=replace(own, settings=settings))
 
     def make_algorithm(self, network: Network) -> Algorithm:
         """The algorithm for this network."""
@@ -280,7 +292,8 @@ class Experiment:
         need(has_classes or not partition.by_class, "data.partition", partition, reason)
         labels = task.strata_or_one(targets)
         if partition.by_client:
-            reason = f"the data does not say whose each sample is; {either(['iid', 'unbalanced'])} is allowed"
+            others = ["iid", *(["classes", "dirichlet"] if has_classes else []), "unbalanced"]
+            reason = f"the data does not say whose each sample is; {either(others)} is allowed"
             need(owners is not None, "data.partition", partition, reason)
             labels = labels if owners is None else owners
         try:

@@ -23,7 +23,6 @@ from torch import nn
 from ternfed import aggregation, algorithms
 from ternfed.aggregation.aggregation import Aggregation
 from ternfed.algorithms.algorithm import About, Algorithm, Network
-from ternfed.data.images import normalise
 from ternfed.data.values import DataSet
 from ternfed.draws import seed_of
 from ternfed.experiment.checkpoint import load_weights
@@ -32,13 +31,15 @@ from ternfed.experiment.settings import (
     Table,
     convert,
     either,
+    either_or_own,
     find_function,
     shown,
     suggestion,
     unknown,
     write,
 )
-from ternfed.quantize.choice import Choice, NoMatch, NoTernaryLayersError, untrained
+from ternfed.quantize.choice import Choice, NoMatch, NoTernaryLayersError, untrained, without_gradient
+from ternfed.quantize.layers import is_prepared
 from ternfed.task import TASKS, Task
 
 NETWORKS = ("mlp", "cnn", "resnet18", "charlstm", "chartransformer")
@@ -68,7 +69,7 @@ def find_algorithm(name: str) -> FoundAlgorithm:
     key = "algorithm.name"
     if ":" not in name and name not in built_in_algorithms():
         near = suggestion(name, built_in_algorithms())
-        known = f"{either(built_in_algorithms())} or module:function is allowed"
+        known = f"{either_or_own(built_in_algorithms())} is allowed"
         raise ExperimentError(f"{key} = {shown(name)}: {known}{near}")
     function = find_function(key, name if ":" in name else f"{algorithms.__name__}.{name}:algorithm")
     try:
@@ -139,7 +140,7 @@ def check_aggregation(name: str) -> None:
     """Refuse a name that no aggregation rule can have, without importing a user's module."""
     known = ("own", *built_in_aggregations())
     if ":" not in name and name not in known:
-        allowed = f"{either(known)} or module:function is allowed{suggestion(name, known)}"
+        allowed = f"{either_or_own(known)} is allowed{suggestion(name, known)}"
         raise ExperimentError(f"federation.aggregate = {shown(name)}: {allowed}")
 
 
@@ -167,7 +168,7 @@ def check_task(name: str, metric: str) -> None:
             raise ExperimentError(f"task.metric = {shown(metric)}: has no meaning with {name}, which brings its own")
         return
     if name not in TASKS:
-        known = f"{either(TASKS)} or module:function is allowed{suggestion(name, TASKS)}"
+        known = f"{either_or_own(TASKS)} is allowed{suggestion(name, TASKS)}"
         raise ExperimentError(f"task.name = {shown(name)}: {known}")
     if metric not in TASKS[name]:
         known = f"{either(TASKS[name])} is allowed with {shown(name)}{suggestion(metric, TASKS[name])}"
@@ -254,25 +255,38 @@ def network_of(
     trainable: Sequence[str] | None = None,
     weights: str | None = None,
 ) -> Network:
-    """The network of a model, which it takes over: in float32, which all algorithms compute in, its parts chosen."""
+    """The network of a model, which it takes over: in float32, which all algorithms compute in, its parts chosen.
+
+    Without patterns for what is trained, parameters that need no gradient (`requires_grad`) are frozen.
+    """
+    _check_own(model)
     model.float()
     if weights is not None:
         load_weights(model, weights)
-    sample = normalise(data.train.inputs[:1], data.mean, data.std)
     key = "model.trainable"
     try:
-        frozen = () if trainable is None else untrained(model, trainable)
+        frozen = without_gradient(model) if trainable is None else untrained(model, trainable)
         key = "model.ternary"
-        return Network.of(model, ternary, frozen=frozen, sample=sample)
+        return Network.of(model, ternary, frozen=frozen, sample=data.one())
     except NoMatch as error:
         raise ExperimentError(f"{key} = {shown(error.pattern)}: {error.reason}") from error
     except NoTernaryLayersError as error:
         raise ExperimentError(f"{key} = {shown(ternary)}: {error}") from error
 
 
+def _check_own(model: nn.Module) -> None:
+    """Refuse what no message can hold, and a model whose layers are ternary by other means."""
+    if is_prepared(model):
+        raise ExperimentError("the model is prepared by ternarize_ already; a federation needs the plain one")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_complex():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ExperimentError(f"{name} is {kind}, which cannot travel; keep its real and imaginary part apart")
+
+
 def _network_function(name: str) -> Callable[..., nn.Module]:
     if ":" not in name and name not in NETWORKS:
-        known = f"{either(NETWORKS)} or module:function is allowed{suggestion(name, NETWORKS)}"
+        known = f"{either_or_own(NETWORKS)} is allowed{suggestion(name, NETWORKS)}"
         raise ExperimentError(f"model.name = {shown(name)}: {known}")
     return find_function("model.name", name if ":" in name else f"ternfed.models:{name}", nn.Module)
 

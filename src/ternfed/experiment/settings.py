@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -151,10 +151,24 @@ def _words(hint: Any) -> list[str]:
     return [word for part in get_args(hint) for word in _words(part)]
 
 
+def flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(`section.key`, value) of every setting of an experiment's table; what stands at its top goes by its own key."""
+    for section, values in table.items():
+        if isinstance(values, Mapping):
+            yield from ((f"{section}.{key}", value) for key, value in values.items())
+        else:
+            yield section, values
+
+
 def either(values: Iterable[Any]) -> str:
     """`"a", "b" or "c"`."""
     words = [shown(value) for value in values]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def either_or_own(names: Iterable[str]) -> str:
+    """`"a", "b" or module:function`."""
+    return f"{', '.join(shown(name) for name in names)} or module:function"
 
 
 def find_function(key: str, name: str, makes: type | None = None) -> Callable[..., Any]:

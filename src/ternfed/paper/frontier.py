@@ -183,7 +183,7 @@ def matches(contest: Contest, algorithm: str = "tfedavg") -> list[Match]:
 
 
 def protocol_of(group: Group) -> str | None:
-    """Whose way of setting up an experiment it is; None: one's own."""
+    """Whose way of setting up an experiment it is; None: the user's own."""
     data, clients = group.settings["data"], group.setting("federation", "clients")
     if data["dataset"] == "shakespeare":
         return "Shakespeare's roles"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ternfed.paper.elapsed import FILE, Elapsed, read_elapsed
 from ternfed.paper.rows import Role, Row
 from ternfed.runs.folder import RunError, read_run
 from ternfed.runs.records import Round, is_frozen, unmoved
-from ternfed.runs.several import no_such_folder
+from ternfed.runs.several import DataSetOf, data_names, no_such_folder
 from ternfed.task import ACCURACY, Measure
 
 NEEDED: Mapping[tuple[str, str], type] = {
@@ -41,6 +42,8 @@ class SeedRun:
     rounds: tuple[Round, ...]
     environment: tuple[Table, ...]
     partition: list[list[int]] | None
+    data_name: str | None = None
+    """What its data set calls itself, where the folder says so."""
 
     @property
     def finished(self) -> bool:
@@ -80,6 +83,8 @@ class Group:
     runs: tuple[SeedRun, ...]
     row: Row | None = None
     """The row of the paper's tables that has its name."""
+    data_name: str | None = None
+    """What to call its data set, where the function of `data.dataset` is not the best name for it."""
 
     @cached_property
     def shown(self) -> tuple[SeedRun, ...]:
@@ -259,7 +264,7 @@ def collect(paths: Iterable[Path], rows: Mapping[str, Row] | None = None) -> Col
     for folder in folders.values():
         settings, run = _read(folder)
         found.setdefault(_key(settings), []).append((settings, run))
-    groups = [_group(runs, rows or {}) for runs in found.values()]
+    groups = _with_data_names([_group(runs, rows or {}) for runs in found.values()])
     kept = sum(len(group.runs) for group in groups)
     elapsed = tuple(read_elapsed(file, (rows or {}).get(file.parent.name)) for file in measured.values())
     return Collected(tuple(sorted(groups, key=_order)), elapsed, len(folders) - kept)
@@ -287,7 +292,8 @@ def _read(folder: Path) -> tuple[Table, SeedRun]:
             raise RunError(f"{folder}: config.toml is not that of a run, its {where} is {shown(value)}")
     environment = tuple(entry for entry in run.environment if isinstance(entry, dict))
     wanted = settings["federation"]["rounds"]
-    return settings, SeedRun(folder, settings["seed"], wanted, tuple(run.rounds), environment, run.partition)
+    rounds = tuple(run.rounds)
+    return settings, SeedRun(folder, settings["seed"], wanted, rounds, environment, run.partition, run.data_name)
 
 
 def _group(found: Sequence[tuple[Table, SeedRun]], rows: Mapping[str, Row]) -> Group:
@@ -299,6 +305,21 @@ def _group(found: Sequence[tuple[Table, SeedRun]], rows: Mapping[str, Row]) -> G
     settings = {key: value for key, value in found[0][0].items() if key not in ("name", "seed")}
     name = found[0][0]["name"]
     return Group(name, settings, tuple(best[seed] for seed in sorted(best)), rows.get(name))
+
+
+def _with_data_names(groups: Sequence[Group]) -> list[Group]:
+    """Data sets have their own names, or the whole setting where functions of two modules have the same name."""
+    settings = [str(group.setting("data", "dataset")) for group in groups]
+    functions = Counter(setting.rpartition(":")[2] for setting in set(settings))
+    names = data_names([DataSetOf(each, _agreed(group)) for each, group in zip(settings, groups, strict=True)])
+    whole = [each if ":" in each and functions[each.rpartition(":")[2]] > 1 else None for each in settings]
+    return [replace(each, data_name=name or long) for each, name, long in zip(groups, names, whole, strict=True)]
+
+
+def _agreed(group: Group) -> str | None:
+    """The one name that the data set has in all runs that tell it."""
+    names = {run.data_name for run in group.runs if run.data_name is not None}
+    return names.pop() if len(names) == 1 else None
 
 
 ORDER = {

@@ -75,7 +75,7 @@ class Reproduce:
     repetitions: int = 20
     """With `elapsed` alone: so many measurements of each algorithm."""
     paper: float | None = None
-    """For a row of one's own: an accuracy in percent to compare with. The paper's own are in numbers.py."""
+    """For a row of the user's own: an accuracy in percent to compare with. The paper's own are in numbers.py."""
     paper_std: float | None = None
     paper_seconds: tuple[float, ...] | None = None
     """The same for `elapsed`: seconds of FedAvg, CMFL and T-FedAvg."""

@@ -2,8 +2,8 @@
 
     plan = make_plan(Experiment.from_toml("", ["model.name=resnet18"]))
 
-Nothing is trained and no data is read: the algorithm's own functions run over made training (`rehearsal.py`), and
-every byte count is the length of a message that was really encoded.
+Nothing is trained, and no data is read but a user's own: the algorithm's own functions run over made training
+(`rehearsal.py`), and every byte count is the length of a message that was really encoded.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from pathlib import Path
 
 from ternfed import draws
 from ternfed.algorithms.algorithm import Network
-from ternfed.data.sets import without_samples
+from ternfed.data.sets import TRAINING_SAMPLES, without_samples
+from ternfed.data.text import LENGTH
+from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment
-from ternfed.plan.costs import FLIPS, Bytes, Costs, Rehearsed, rehearse
+from ternfed.plan.costs import FLIPS, MOST_MISSED, Bytes, Costs, Rehearsed, rehearse
 from ternfed.plan.exported import Exported, exported
 from ternfed.plan.memory import ClientMemory, ServerMemory, client_memory, held, server_memory
+from ternfed.round.checks import misfit
 from ternfed.wire import Schema, form_for
 from ternfed.wire.schema import DTYPES
 
@@ -93,6 +96,8 @@ class Plan:
     clients: int
     per_round: int
     """Clients that take part in a round."""
+    samples: int | None
+    """Training samples per client on average, by which T-FedAvg chooses its way up; None: nobody says how many."""
     rounds: int
     takes_part: int
     """Rounds in which one client takes part, on average."""
@@ -106,29 +111,42 @@ class Plan:
     flips: float
     """Assumed of a typical round: the share of trits that flip from one broadcast to the next."""
     missed: int
-    """Assumed of a typical download: the rounds since its receiver took part before."""
+    """Assumed of a typical download: the rounds since its receiver took part before, at most `MOST_MISSED`."""
     share: float
     """Of the model's numbers, that was encoded; below 1, what is said of bytes is an estimate."""
     share_down: float
     """And that of a typical download, which takes several rounds where clients seldom take part."""
+    misfit: str | None
+    """Why the model cannot take the samples that the experiment names; then layers are told apart by registration."""
 
 
 def make_plan(
-    experiment: Experiment, link: Link | None = None, flips: float = FLIPS, data_folder: Path | None = None
+    experiment: Experiment,
+    link: Link | None = None,
+    flips: float = FLIPS,
+    data_folder: Path | None = None,
+    samples: int | None = None,
 ) -> Plan:
-    """The plan of an experiment. Its data set is read only if it is one's own, for the shape of a sample."""
+    """The plan of an experiment, for clients with so many training samples, or with those of its data set.
+
+    The data set is read only if it is the user's own, for the shape of a sample and for how many there are.
+    """
     if not 0 <= flips <= 1:
         raise ValueError(f"--flips {flips}: a share from 0 to 1 is needed")
+    if samples is not None and samples < 1:
+        raise ValueError(f"--samples {samples}: at least 1 is needed")
     dataset = experiment.data.dataset
     data = without_samples(dataset) or experiment.load_data(data_folder)
     experiment = experiment.counted(data)
     if not experiment.federation.clients:
         raise ValueError(f"federation.clients: say how many there are; {dataset} does not")
     network = experiment.make_network(data)
+    each = _samples_each(experiment, data) if samples is None else samples
+    experiment = experiment if each is None else experiment.suited(network, each)
     settings, link = experiment.federation, link or Link()
     clients, rounds = settings.clients, settings.rounds
     chosen = len(draws.participants(experiment.seed, 1, clients, settings.participation))
-    missed, takes_part = max(1, round(clients / chosen)), max(1, round(rounds * chosen / clients))
+    missed, takes_part = min(MOST_MISSED, max(1, round(clients / chosen))), max(1, round(rounds * chosen / clients))
     fedavg = experiment.with_settings(["algorithm.name=fedavg", "federation.aggregate=own"])
     own = rehearse(network, experiment.make_algorithm, clients, flips, missed)
     if own.algorithm.central:
@@ -146,6 +164,7 @@ def make_plan(
         layers=_layers(network, own),
         clients=clients,
         per_round=chosen,
+        samples=each,
         rounds=rounds,
         takes_part=takes_part,
         link=link,
@@ -158,7 +177,16 @@ def make_plan(
         missed=missed,
         share=own.sample.share,
         share_down=own.older.share,
+        misfit=misfit(network, data),
     )
+
+
+def _samples_each(experiment: Experiment, data: DataSet) -> int | None:
+    """What a client trains on, on average, once the server has its part; None where that is not known."""
+    name = experiment.data.dataset
+    usual = experiment.data.length in (None, LENGTH) and experiment.data.tokenizer is None
+    total = len(data.train) or (TRAINING_SAMPLES.get(name) if usual else None)
+    return None if total is None else (total - round(experiment.data.hold_out * total)) // experiment.federation.clients
 
 
 def _traffic(algorithm: str, costs: Costs, link: Link, rounds: int) -> Traffic:

@@ -88,7 +88,7 @@ class Rehearsal:
         message = self.algorithm.broadcast(server)
         if given is not None:
             message = _flipped(message, given.tensors, flips, self._source("down"))
-        data = send(replace(self.algorithm, broadcast=lambda *_: message), server, 1, given)
+        data = send(self.algorithm, message, 1, given)
         return Encoded(message, data)
 
     def answer(self, broadcast: Broadcast, move: Move, client: int = 0, round: int = 1, score: float = 0.0) -> Answer:
