@@ -32,6 +32,23 @@ def test_accuracy_and_loss_are_those_of_the_model_in_evaluation_mode(network: Ne
     assert loss == pytest.approx(nn.functional.cross_entropy(outputs, samples.labels).item(), rel=1e-5)
 
 
+def test_convolutions_on_a_cpu_are_judged_by_few_samples_at_a_time_and_statistics_counted_by_all() -> None:
+    torch.manual_seed(0)
+    seen: list[int] = []
+    first = nn.Conv2d(1, 4, 3)
+    first.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    layers = first, nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3)
+    network = Network.of(nn.Sequential(*layers))
+    samples = Samples(torch.randn(150, 1, 8, 8), torch.randint(3, (150,)))
+    accuracy, loss = Evaluator(network, samples).evaluate(network.weights())
+    assert seen == [64, 64, 22]
+    Evaluator(network, samples).statistics(network.weights())
+    assert seen[3:] == [150]
+    outputs = network.model.eval()(samples.inputs)
+    assert accuracy == pytest.approx((outputs.argmax(1) == samples.labels).float().mean().item(), abs=1e-7)
+    assert loss == pytest.approx(nn.functional.cross_entropy(outputs, samples.labels).item(), rel=1e-5)
+
+
 def test_evaluating_changes_nothing(network: Network, samples: Samples) -> None:
     weights = network.weights()
     before = {name: tensor.clone() for name, tensor in weights.items()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from ternfed.algorithms.algorithm import Network, Weights
@@ -17,6 +17,9 @@ BATCH = 1000
 """Samples at a time, …"""
 NUMBERS = 2**26
 """… and where each has many targets, no more than so many outputs: 256 MiB."""
+CACHED = 64
+"""Samples at a time that convolutions on a CPU judge: 1,000 do not fit its caches, and each takes three times as long.
+Not where statistics are counted, which depend on what a batch is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,8 @@ class Evaluator:
         task, moved = self.network.task, self._moved(weights)
         sums = loss = torch.zeros((), dtype=torch.float64, device=self.samples.inputs.device)
         count = task.count(self.samples.labels)
-        for inputs, labels in zip(*self._batches(), strict=True):
+        batches = (torch.split(each, self._judged) for each in (self.samples.inputs, self.samples.labels))
+        for inputs, labels in zip(*batches, strict=True):
             outputs = functional_call(self._model, moved, (inputs,))
             sums = sums + task.metric.add(outputs, labels).to(torch.float64)
             loss = loss + task.total(outputs, labels)
@@ -72,7 +76,7 @@ class Evaluator:
         for name in self.network.buffers:
             if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
                 moved[name] = torch.zeros_like(moved[name])
-        for inputs in self._batches()[0]:
+        for inputs in torch.split(self.samples.inputs, self._batch):
             functional_call(self._counting, moved, (inputs,))
         counted = {name: moved[name].cpu() for name in self.network.buffers}
         return {**weights, **counted}
@@ -80,8 +84,11 @@ class Evaluator:
     def _moved(self, weights: Weights) -> Weights:
         return {name: tensor.to(self.samples.inputs.device) for name, tensor in weights.items()}
 
-    def _batches(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        return torch.split(self.samples.inputs, self._batch), torch.split(self.samples.labels, self._batch)
+    @cached_property
+    def _judged(self) -> int:
+        """So many samples that what convolutions make of them fits into a CPU's caches."""
+        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.network.model.modules())
+        return min(self._batch, CACHED) if convolves and self.samples.inputs.device.type == "cpu" else self._batch
 
     @cached_property
     def _batch(self) -> int:
