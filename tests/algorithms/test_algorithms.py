@@ -24,18 +24,8 @@ from ternfed.algorithms import (
     tfedavg_uploads,
     topk,
 )
-from ternfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Helpers,
-    Local,
-    Network,
-    Server,
-    Strategy,
-    Training,
-    Weights,
-    dense_weights,
-)
+from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Server, Strategy, Training, Weights
+from ternfed.algorithms.network import dense_weights
 from ternfed.algorithms.optimizers import Adam, Optimizer, Sgd
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.grid import Grid

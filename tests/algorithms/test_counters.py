@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import ternfed
 from ternfed.algorithms import eden, fedavg, fedbat, fedpaq, fedpm, signsgd_ef, stc, tfedavg, topk
-from ternfed.algorithms.algorithm import Network, Training, split
+from ternfed.algorithms.algorithm import Network, Training
+from ternfed.algorithms.network import split
 from ternfed.data.sets import load
 from ternfed.engines import simulate
 from ternfed.experiment.experiment import Experiment

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ternfed import draws
 from ternfed.algorithms import eden
-from ternfed.algorithms.algorithm import Algorithm, Client, Local, Network, Training, Weights, dense_weights
+from ternfed.algorithms.algorithm import Algorithm, Client, Local, Network, Training, Weights
 from ternfed.algorithms.eden import Settings
+from ternfed.algorithms.network import dense_weights
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.engines import simulate

@@ -8,8 +8,9 @@ from torch import nn
 
 from ternfed import draws
 from ternfed.algorithms import fedbat
-from ternfed.algorithms.algorithm import Algorithm, Client, Local, Network, Training, dense_weights
+from ternfed.algorithms.algorithm import Algorithm, Client, Local, Network, Training
 from ternfed.algorithms.fedbat import LARGEST, SMALLEST, Settings, _Binarize, ups
+from ternfed.algorithms.network import dense_weights
 from ternfed.data.sets import load
 from ternfed.engines import simulate
 from ternfed.experiment.experiment import Experiment, ExperimentError

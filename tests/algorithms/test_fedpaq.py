@@ -6,8 +6,9 @@ from torch import nn
 
 from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms import fedavg, fedpaq
-from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Training, Weights, dense_weights
+from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Training, Weights
 from ternfed.algorithms.fedpaq import Settings
+from ternfed.algorithms.network import dense_weights
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
 from ternfed.engines import simulate

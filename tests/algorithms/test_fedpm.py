@@ -10,8 +10,9 @@ from torch import nn
 from ternfed import draws
 from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms import fedpm
-from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Server, Training, dense_weights
+from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Server, Training
 from ternfed.algorithms.fedpm import SURE, Settings, _draw, random_weights
+from ternfed.algorithms.network import dense_weights
 from ternfed.data.sets import load
 from ternfed.engines import simulate
 from ternfed.experiment.experiment import Experiment, ExperimentError

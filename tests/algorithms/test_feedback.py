@@ -13,8 +13,8 @@ from torch import nn
 from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms import signsgd_ef, stc, topk
 from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Server, Training, Weights
-from ternfed.algorithms.algorithm import dense_weights as numbers_of
 from ternfed.algorithms.feedback import largest
+from ternfed.algorithms.network import dense_weights as numbers_of
 from ternfed.algorithms.statistics import Statistics
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet

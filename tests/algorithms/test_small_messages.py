@@ -9,7 +9,8 @@ from torch import nn
 
 from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms import tfedavg
-from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Training, dense_weights
+from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Training
+from ternfed.algorithms.network import dense_weights
 from ternfed.algorithms.rest import added, changes, rounded
 from ternfed.algorithms.tfedavg_settings import Settings, Upload
 from ternfed.data.sets import load

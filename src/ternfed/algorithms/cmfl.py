@@ -14,17 +14,8 @@ from math import sqrt
 import torch
 
 from ternfed.algorithms import fedavg
-from ternfed.algorithms.algorithm import (
-    UP,
-    About,
-    Algorithm,
-    Client,
-    Local,
-    Network,
-    Training,
-    Weights,
-    dense_weights,
-)
+from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training, Weights
+from ternfed.algorithms.network import dense_weights
 from ternfed.algorithms.statistics import Statistics
 from ternfed.wire import Message, Schema
 

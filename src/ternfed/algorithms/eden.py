@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from ternfed.algorithms import fedpaq
-from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training, dense_weights
+from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training
 from ternfed.algorithms.feedback import ClientMemory
+from ternfed.algorithms.network import dense_weights
 from ternfed.algorithms.rest import FINEST, bits_of, changes
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.grid import Grid

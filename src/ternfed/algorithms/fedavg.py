@@ -10,21 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ternfed.aggregation.aggregation import Uploads
-from ternfed.algorithms.algorithm import (
-    DOWN,
-    UP,
-    About,
-    Algorithm,
-    Client,
-    Helpers,
-    Local,
-    Network,
-    Server,
-    Training,
-    as_kind,
-    dense_weights,
-    split,
-)
+from ternfed.algorithms.algorithm import DOWN, UP, About, Algorithm, Client, Helpers, Local, Network, Server, Training
+from ternfed.algorithms.network import as_kind, dense_weights, split
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.wire import Kind, Message
 

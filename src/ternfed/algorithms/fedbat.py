@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ternfed.algorithms import fedpaq
-from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training, Weights, dense_weights
+from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training, Weights
 from ternfed.algorithms.fedavg import receive
+from ternfed.algorithms.network import dense_weights
 from ternfed.algorithms.rest import bits_of, changes
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import Ternary

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms import fedavg
-from ternfed.algorithms.algorithm import About, Algorithm, Helpers, Network, Server, Training, Weights, split
+from ternfed.algorithms.algorithm import About, Algorithm, Helpers, Network, Server, Training, Weights
+from ternfed.algorithms.network import split
 from ternfed.algorithms.statistics import Statistics, with_statistics
 
 ABOUT = About("FedOpt", trains_ternary=False)

@@ -25,12 +25,12 @@ from ternfed.algorithms.algorithm import (
     Helpers,
     Local,
     Network,
-    OneByOne,
     Server,
     Training,
     Weights,
 )
 from ternfed.algorithms.fedavg import receive
+from ternfed.algorithms.network import OneByOne
 from ternfed.algorithms.rest import FINEST, added, bits_of, changes, check_finest, rounded
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.wire import Message, dense

@@ -33,9 +33,8 @@ from ternfed.algorithms.algorithm import (
     Server,
     Training,
     Weights,
-    dense_weights,
-    split,
 )
+from ternfed.algorithms.network import dense_weights, split
 from ternfed.algorithms.rest import added, bits_of, changes, rounded
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.draws import generator

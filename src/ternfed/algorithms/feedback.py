@@ -21,20 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from ternfed.aggregation.aggregation import Uploads
-from ternfed.algorithms.algorithm import (
-    DOWN,
-    UP,
-    Algorithm,
-    Client,
-    Helpers,
-    Local,
-    Network,
-    Server,
-    Training,
-    Weights,
-    dense_weights,
-)
+from ternfed.algorithms.algorithm import DOWN, UP, Algorithm, Client, Helpers, Local, Network, Server, Training, Weights
 from ternfed.algorithms.fedavg import receive
+from ternfed.algorithms.network import dense_weights
 from ternfed.algorithms.rest import added, bits_of, changes, rounded
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.quantize.grid import Grid, exponents_for, on_grid

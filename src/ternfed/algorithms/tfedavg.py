@@ -26,15 +26,12 @@ from ternfed.algorithms.algorithm import (
     Helpers,
     Local,
     Network,
-    OneByOne,
     Server,
     Strategy,
     Training,
     Weights,
-    as_kind,
-    dense_weights,
-    split,
 )
+from ternfed.algorithms.network import OneByOne, as_kind, dense_weights, split
 from ternfed.algorithms.rest import FINEST, added, bits_of, changes_each, rounded
 from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from ternfed.aggregation.aggregation import NotSummable
-from ternfed.algorithms.algorithm import put_into
+from ternfed.algorithms.network import put_into
 from ternfed.data.clients import Batches, Clients, from_clients
 from ternfed.data.values import DataSet
 from ternfed.experiment.experiment import Experiment, ExperimentError, override

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ternfed.algorithms.algorithm import put_into
+from ternfed.algorithms.network import put_into
 from ternfed.experiment.settings import ExperimentError, shown
 from ternfed.files import load_tensors
 

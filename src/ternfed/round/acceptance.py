@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ternfed.algorithms.algorithm import Algorithm, Client, Network, OneByOne
+from ternfed.algorithms.algorithm import Algorithm, Client, Network
+from ternfed.algorithms.network import OneByOne
 from ternfed.round.exchange import Broadcast
 from ternfed.wire import Message, WireError, dense, trits_of
 

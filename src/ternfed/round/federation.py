@@ -16,15 +16,8 @@ from torch import Tensor, nn
 
 from ternfed import draws
 from ternfed.aggregation.aggregation import Uploads
-from ternfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    FinishTogether,
-    Helpers,
-    Network,
-    Training,
-    dense_weights,
-)
+from ternfed.algorithms.algorithm import Algorithm, Client, FinishTogether, Helpers, Network, Training
+from ternfed.algorithms.network import dense_weights
 from ternfed.data.partitions import histogram
 from ternfed.data.values import DataSet
 from ternfed.experiment.accountant import need_accounting

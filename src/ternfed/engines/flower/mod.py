@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ternfed import wire
-from ternfed.algorithms.algorithm import Algorithm, Weights, dense_weights
+from ternfed.algorithms.algorithm import Algorithm, Weights
 from ternfed.algorithms.memory import memory_of, tensors_of
+from ternfed.algorithms.network import dense_weights
 from ternfed.draws import seed_of
 from ternfed.engines.flower.adapter.version import need_flower
 from ternfed.engines.flower.envelope import wrap

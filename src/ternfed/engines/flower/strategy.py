@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ternfed.algorithms.algorithm import Weights, dense_weights
+from ternfed.algorithms.algorithm import Weights
+from ternfed.algorithms.network import dense_weights
 from ternfed.engines.flower.adapter.version import need_flower
 from ternfed.engines.flower.envelope import WrongRound, wrap
 from ternfed.engines.flower.errors import NetworkError
