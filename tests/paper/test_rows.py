@@ -170,7 +170,7 @@ class TestTheFiles:
             assert row.about.role == end
             assert row.about.shows[0] == ROWS[cell].about.shows[0]
             own, other = row.experiment(), ROWS[cell].experiment()
-            allowed = {"name", "training.rate", "training.schedule"} if end == "tuned" else {"name"}
+            allowed = {"name", "training.rate", *({"training.schedule"} if end == "tuned" else ())}
             differing = {key for key, _, _ in own.differences(other)}
             assert {key for key in differing if end == "tuned" or not key.startswith("algorithm.")} <= allowed
             assert is_frozen(own.to_table()["algorithm"]) == (end == "frozen")

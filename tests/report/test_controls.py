@@ -91,7 +91,7 @@ class TestControls:
             "data.classes_per_client=2",
             "model.activation=none",
             "model.ternary=all",
-            "training.rate=0.5",
+            "training.schedule=cosine",
         ],
     )
     def test_the_frozen_control_is_one_of_the_same_cell_layers_and_training(self, tmp_path: Path, setting: str) -> None:
@@ -100,6 +100,11 @@ class TestControls:
         settings = [*MNIST, FROZEN, "name=frozen", "federation.rounds=2", setting]
         known_run(tmp_path / "frozen", settings, [{"changed": 0.0}] * 3)
         assert [line["frozen"] for line in lines(controls(groups(tmp_path)))] == ["–"]
+
+    def test_the_frozen_control_may_have_a_rate_of_its_own(self, tmp_path: Path) -> None:
+        add(tmp_path, "own", *MNIST, changed=0.5)
+        add(tmp_path, "frozen", *MNIST, FROZEN, "training.rate=0.5", accuracies=(0.88,), changed=0.0)
+        assert [line["frozen"] for line in lines(controls(groups(tmp_path)))] == ["88.00"]
 
     def test_without_any_control_there_is_no_table(self, tmp_path: Path) -> None:
         add(tmp_path, "own", *MNIST, changed=0.5)

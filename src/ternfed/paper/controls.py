@@ -17,8 +17,8 @@ class Controls(NamedTuple):
     tuned: Group | None
     """At the best rate that was tried on validation data."""
     frozen: Group | None
-    """The same algorithm, ternary layers and training, with trits that never change. T-FedAvg as published starts
-    otherwise than the recipe, and has a control of its own."""
+    """The same algorithm, ternary layers and training, at a rate of its own, with trits that never change. T-FedAvg as
+    published starts otherwise than the recipe, and has a control of its own."""
 
     @property
     def best(self) -> Group | None:
@@ -46,9 +46,10 @@ def controls_of(group: Group, groups: Sequence[Group]) -> Controls:
 
 
 def _trains_like(group: Group) -> tuple[object, ...]:
-    """What a frozen control shares with its row."""
+    """What a frozen control shares with its row: all of its training but the rate, the best one for each."""
     published = group.preset == "paper"
-    return group.algorithm, published, group.setting("model", "ternary"), group.settings["training"]
+    training = {key: value for key, value in group.settings["training"].items() if key != "rate"}
+    return group.algorithm, published, group.setting("model", "ternary"), training
 
 
 def cell_of(group: Group) -> str:
