@@ -412,3 +412,13 @@ def test_alone_a_point_is_named_by_its_way_up_where_that_was_asked_for(
     run(tmp_path / "own", made, [0.5, 0.6, 0.7], MB)
     (group,) = collect([tmp_path], {"own": made}).groups
     assert setting_label(group, [group]) == expected
+
+
+def test_what_a_preset_sets_is_not_told_again(tmp_path: Path) -> None:
+    settings = {"plain": {}, "frozen": {"preset": "frozen", "difference_bits": 1}}
+    rows = {name: row(name, {"algorithm": {"name": "tfedavg", **own}}) for name, own in settings.items()}
+    for name, made in rows.items():
+        run(tmp_path / name, made, [0.5, 0.6, 0.7], MB)
+    groups = collect([tmp_path], rows).groups
+    labels = {setting_label(group, groups) for group in groups}
+    assert labels == {"T-FedAvg", "T-FedAvg, frozen (control), difference bits 1"}

@@ -157,19 +157,28 @@ OFF = {"settle_at_decay": "layers never rest"}
 def setting_label(group: Group, groups: Sequence[Group]) -> str:
     """The algorithm, with its ternary layers and those of its settings that differ among groups of the same algorithm.
 
-    The bits of a weight always stand there, everything else only where it is not the default.
+    The bits of a weight always stand there, everything else only where it is not the default, or that of its preset.
     """
     alike = [other for other in groups if other.algorithm == group.algorithm]
     parts = [method_label(group)]
     if group.flips() is not None and len({which_ternary(other.settings) for other in alike}) > 1:
         parts.append(LAYERS[which_ternary(group.settings)])
-    defaults = {} if about(group.algorithm) is None else write(find_algorithm(group.algorithm).settings())
+    defaults = _defaults(group)
     for key, value in group.settings["algorithm"].items():
         differs = any(other.setting("algorithm", key) != value for other in alike)
         told = key != "preset" and (differs or (key == ALONE and group.preset is None))
         if told and (key in ALWAYS or value != defaults.get(key)):
             parts.append(_setting(key, value))
     return ", ".join(parts)
+
+
+def _defaults(group: Group) -> Table:
+    """The settings that its algorithm has unless told, or by its preset; of a user's own algorithm nothing is known."""
+    if about(group.algorithm) is None:
+        return {}
+    found = find_algorithm(group.algorithm)
+    defaults: Table = write(found.presets.get(str(group.preset)) or found.settings())
+    return defaults
 
 
 def _setting(key: str, value: Any) -> str:
