@@ -239,8 +239,14 @@ def client(
     insecure: Insecure = False,
     secret: Secret = None,
     others: Others = False,
-    data: Annotated[str | None, typer.Option(help="module:function that returns this client's own data.")] = None,
-    allow: Annotated[list[str] | None, typer.Option(help="A module that the experiment may name.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="module:function that returns this client's own data, or text:FOLDER."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="A module, file or folder (text:FOLDER) that the experiment may name; may be repeated."),
+    ] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for what must survive a restart.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one is over.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads to train with.")] = 1,
@@ -260,13 +266,15 @@ def client(
         if server is not None:
             _check_address("--server", server)
         index, count = int(found[1]), int(found[2])
-        from ternfed.data.sets import load
+        from ternfed.data.sets import source_of
         from ternfed.engines.flower.certs import Certificates
         from ternfed.engines.flower.client import AttachedConfig, ClientConfig, run_attached, run_client
         from ternfed.engines.flower.client_round import ClientSetup
+        from ternfed.engines.flower.told import named_in
 
-        modules = tuple(dict.fromkeys([*(allow or []), *([data.partition(":")[0]] if data else [])]))
-        setup = ClientSetup(index, count, None if data is None else load(data), modules, device)
+        own = {} if data is None else {"data": {"dataset": data}}  # what the user names, an experiment may
+        allowed = tuple(dict.fromkeys([*(allow or []), *named_in(own)]))
+        setup = ClientSetup(index, count, None if data is None else source_of(data), allowed, device)
         folder = state or Path(f"ternfed-client-{index}")
         shown = Shown(0, f"client {index}", style_of(False, log_json))
         if place is not None:
