@@ -29,6 +29,7 @@ from ternfed.cli.options import (
     Settings,
     Track,
     Watch,
+    check_device,
 )
 from ternfed.cli.progress import Shown, style_of
 from ternfed.cli.terminal import answered
@@ -197,6 +198,7 @@ def server(
         experiment = Experiment.given(file, given, out if resume else None, allow or ())
         if experiment.privacy.clip is None and not _says("aggregate", file, given, resume):
             experiment = experiment.with_settings([f"federation.aggregate={RULE}"])
+        _check_crowd(experiment, certs, wait_for, least)
         _one_thread()
         listen: ListenAddress | SharedSuperLink | None = None
         if place is not None:
@@ -265,7 +267,11 @@ def client(
         place = None if supernode is None else _place("--supernode", supernode, ca, insecure, secret)
         if server is not None:
             _check_address("--server", server)
+        check_device(device)
         index, count = int(found[1]), int(found[2])
+        folder = state or Path(f"ternfed-client-{index}")
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder}: is no folder for what this client must not forget; --state names another")
         from ternfed.data.sets import source_of
         from ternfed.engines.flower.certs import Certificates
         from ternfed.engines.flower.client import AttachedConfig, ClientConfig, run_attached, run_client
@@ -275,7 +281,6 @@ def client(
         own = {} if data is None else {"data": {"dataset": data}}  # what the user names, an experiment may
         allowed = tuple(dict.fromkeys([*(allow or []), *named_in(own)]))
         setup = ClientSetup(index, count, None if data is None else source_of(data), allowed, device)
-        folder = state or Path(f"ternfed-client-{index}")
         shown = Shown(0, f"client {index}", style_of(False, log_json))
         if place is not None:
             rounds = run_attached(AttachedConfig(place, setup, folder, stay, threads, others), shown.say)
@@ -291,8 +296,28 @@ def _check_made(certs: Path) -> None:
 
 
 def _check_address(option: str, address: str) -> None:
-    if not re.fullmatch(r"[^/\s]+:\d+", address):
-        raise ValueError(f"{option} {address}: HOST:PORT is needed")
+    found = re.fullmatch(r"[^/\s]+:([0-9]{1,5})", address)
+    if found is None or not 0 < int(found[1]) < 1 << 16:
+        raise ValueError(f"{option} {address}: HOST:PORT is needed, without https://, and a port from 1 to 65535")
+
+
+def _check_crowd(experiment: Experiment, certs: Path | None, wait_for: int | None, least: int) -> None:
+    """Refuse a server that would wait for clients that cannot come."""
+    from ternfed.draws import participants
+    from ternfed.engines.flower.certs import Certificates
+
+    own = experiment.federation
+    keys = own.clients if certs is None else Certificates(certs).count()
+    if keys < own.clients:
+        raise ValueError(
+            f"federation.clients = {own.clients}: {certs} has keys for {keys}; "
+            f"make the others with: ternfed certs add {certs} --clients {own.clients - keys}"
+        )
+    if wait_for is not None and wait_for > own.clients:
+        raise ValueError(f"--wait-for {wait_for}: there are {own.clients} clients")
+    asked = len(participants(experiment.seed, 1, own.clients, own.participation)) if own.clients else 1
+    if least > asked:
+        raise ValueError(f"--least {least}: a round asks {asked} of the {own.clients} clients")
 
 
 def _place(option: str, address: str, ca: Path | None, insecure: bool, secret: Path | None) -> Place:
