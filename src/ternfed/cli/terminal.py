@@ -112,7 +112,10 @@ def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Plain rows; numbers to the right of the first column."""
     table = Table()
     for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place == 0 else "right")
+        if place == 0:
+            table.add_column(heading, overflow="fold")  # a name that is cut is none
+        else:
+            table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*map(plain, row))
     return table
