@@ -45,6 +45,8 @@ DEFAULTS = ("federation.participation=1.0", "federation.rounds=10")
 
 RULE = "clipped_mean"
 """How a server combines uploads unless told: the mean without what is far off, because clients may be others'."""
+AUDIT, AUDITED = 0.03, 20
+"""And the share by which held-out loss must fall without an upload that is left out, in rounds of at most so many."""
 ATTACHED = "In a federation that is there already"
 GOES_ON = "a server is resumed by --resume, a client by starting it again"
 
@@ -197,7 +199,7 @@ def server(
         given += [f"federation.clients={count}"] if count else []
         experiment = Experiment.given(file, given, out if resume else None, allow or ())
         if experiment.privacy.clip is None and not _says("aggregate", file, given, resume):
-            experiment = experiment.with_settings([f"federation.aggregate={RULE}"])
+            experiment = _guarded(experiment, audited=not _says("audit", file, given, resume))
         _check_crowd(experiment, certs, wait_for, least)
         _one_thread()
         listen: ListenAddress | SharedSuperLink | None = None
@@ -301,9 +303,24 @@ def _check_address(option: str, address: str) -> None:
         raise ValueError(f"{option} {address}: HOST:PORT is needed, without https://, and a port from 1 to 65535")
 
 
+def _guarded(experiment: Experiment, *, audited: bool) -> Experiment:
+    """An experiment that does not say how uploads are combined, as a server does it, whose clients may be others'."""
+    rules = [f"federation.aggregate={RULE}"]
+    if audited and experiment.data.hold_out > 0 and _asked(experiment) <= AUDITED:
+        rules.append(f"federation.audit={AUDIT}")
+    return experiment.with_settings(rules)
+
+
+def _asked(experiment: Experiment) -> int:
+    """How many clients a round asks."""
+    from ternfed.draws import participants
+
+    own = experiment.federation
+    return len(participants(experiment.seed, 1, own.clients, own.participation)) if own.clients else 1
+
+
 def _check_crowd(experiment: Experiment, certs: Path | None, wait_for: int | None, least: int) -> None:
     """Refuse a server that would wait for clients that cannot come."""
-    from ternfed.draws import participants
     from ternfed.engines.flower.certs import Certificates
 
     own = experiment.federation
@@ -315,9 +332,8 @@ def _check_crowd(experiment: Experiment, certs: Path | None, wait_for: int | Non
         )
     if wait_for is not None and wait_for > own.clients:
         raise ValueError(f"--wait-for {wait_for}: there are {own.clients} clients")
-    asked = len(participants(experiment.seed, 1, own.clients, own.participation)) if own.clients else 1
-    if least > asked:
-        raise ValueError(f"--least {least}: a round asks {asked} of the {own.clients} clients")
+    if least > _asked(experiment):
+        raise ValueError(f"--least {least}: a round asks {_asked(experiment)} of the {own.clients} clients")
 
 
 def _place(option: str, address: str, ca: Path | None, insecure: bool, secret: Path | None) -> Place:
