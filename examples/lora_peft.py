@@ -7,10 +7,14 @@ import sys
 
 import torch
 from lora import RANK, Reader, train
-from peft import LoraConfig, get_peft_model
 
 from ternfed import federate, from_arrays, load
 from ternfed.data.images import normalise
+
+try:
+    from peft import LoraConfig, get_peft_model
+except ImportError:
+    sys.exit("examples/lora_peft.py: needs `pip install peft`; examples/lora.py does the same without it")
 
 
 def main(rounds: int = 10) -> None:

@@ -20,7 +20,7 @@ def main(folder: str, rounds: int = 20) -> None:
 
     torch.manual_seed(0)
     model = chartransformer(vocabulary=data.classes, shape=(40,), width=64, layers=2)
-    settings = ("task.name=language", "data.partition=natural", f"federation.clients={ROLES}")
+    settings = ("task.name=language", "data.partition=natural")
     training = ("training.optimizer=adam", "training.rate=0.002", "training.epochs=1", "training.batch=16")
     sent = 0
     for record in federate(model, data, *settings, *training, f"federation.rounds={rounds}"):
@@ -29,4 +29,6 @@ def main(folder: str, rounds: int = 20) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("python examples/next_character.py FOLDER [ROUNDS]: a folder with one .txt file per client is needed")
     main(sys.argv[1], *map(int, sys.argv[2:3]))

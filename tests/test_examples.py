@@ -77,3 +77,12 @@ def test_next_character(real_data: Path) -> None:
 def test_each_says_how_it_is_run_and_stands_on_the_page(example: Path) -> None:
     assert f"python examples/{example.name}" in example.read_text(encoding="utf-8").partition("import")[0]
     assert f"examples/{example.name}" in (EXAMPLES.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+
+
+def test_an_example_that_needs_something_says_what() -> None:
+    ran = subprocess.run(
+        [sys.executable, "examples/next_character.py"], cwd=EXAMPLES.parent, capture_output=True, text=True
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("python examples/next_character.py FOLDER [ROUNDS]: a folder")
+    assert "Traceback" not in ran.stderr

@@ -73,18 +73,24 @@ def named_function(name: str, makes: type | None = None) -> Callable[..., Any]:
 
 
 def code_in(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(setting, name, module) for each `module:function` in an experiment's table."""
+    """(setting, name, module) for each `module:function` in an experiment's table; a folder of data is none."""
     for section, key in CODE:
         part = table.get(section)
         name = part.get(key) if isinstance(part, Mapping) else None
-        if isinstance(name, str) and ":" in name:
+        if isinstance(name, str) and ":" in name and not (section == "data" and is_folder(name)):
             yield f"{section}.{key}", name, name.partition(":")[0]
+
+
+def is_folder(dataset: str) -> bool:
+    """Whether the name of a data set is that of a folder, `text:FOLDER` say."""
+    kind, colon, _ = dataset.partition(":")
+    return bool(colon) and kind in FOLDERS
 
 
 def check_code(table: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
     """Refuse an experiment of somebody else that names code outside of the modules that the user allowed."""
     for key, name, module in code_in(table):
-        if module not in allowed and not (key == "data.dataset" and module in FOLDERS):
+        if module not in allowed:
             raise NotAllowed(
                 f'{key} = "{name}": {where} names code, which does not run unless you allow it; '
                 f"give --allow {module} where you trust that module"

@@ -286,5 +286,5 @@ def test_a_liar_is_left_out_by_the_audit_and_named(monkeypatch: pytest.MonkeyPat
     digits, settings_ = load("digits"), attacks.DATA["N_c = 4"]
     turned = next(attack for attack in attacks.ATTACKS if attack.name == "its change turned round")
     lied_to = attacks.score(digits, (*settings_, *attacks.RULES["mean"]), turned, 0)
-    audited = attacks.score(digits, (*settings_, *attacks.RULES["and audit"]), turned, 0)
+    audited = attacks.score(digits, (*settings_, *attacks.RULES["server"]), turned, 0)
     assert audited > lied_to + 0.1

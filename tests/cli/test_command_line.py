@@ -260,3 +260,17 @@ class TestTheServersDefaults:
         call("server", "--certs", "certs", "--set", "federation.aggregate=mean")
         call("server", "mine.toml", "--certs", "certs")
         assert [plan.experiment.federation.aggregate for plan in plans] == ["clipped_mean", "mean", "median"]
+        assert [plan.experiment.federation.audit for plan in plans] == [0.03, None, None]
+
+    def test_uploads_that_do_harm_are_left_out_where_few_are_asked_and_data_is_held_out(self, plans: list[Any]) -> None:
+        for settings, audit in (
+            (("--local", "20"), 0.03),
+            (("--local", "21"), None),
+            (("--local", "40", "--set", "federation.participation=0.5"), 0.03),
+            (("--local", "3", "--set", "data.hold_out=0", "--set", "algorithm.name=fedavg"), None),
+            (("--local", "3", "--set", "federation.audit=0.2"), 0.2),
+            (("--local", "3", "--set", "federation.audit=none"), None),
+        ):
+            call("server", *settings)
+            assert plans[-1].experiment.federation.aggregate == "clipped_mean"
+            assert plans[-1].experiment.federation.audit == audit

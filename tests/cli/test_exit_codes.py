@@ -1,5 +1,6 @@
 """0; 1 for a run that failed; 2 for wrong input: one rule for all verbs, and one sentence on standard error."""
 
+import errno
 import json
 import resource
 import subprocess
@@ -42,7 +43,8 @@ class TestTheRule:
         "error",
         [
             ValueError("x"), ExperimentError("x"), RunError("x"), ModelError("x"), WireError("x"), ImportError("x"),
-            FileNotFoundError("x"), NotADirectoryError("x"), IsADirectoryError("x"),
+            FileNotFoundError("x"), NotADirectoryError("x"), IsADirectoryError("x"), FileExistsError("x"),
+            OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300),
         ],
         ids=lambda error: type(error).__name__,
     )  # fmt: skip
@@ -61,6 +63,10 @@ class TestTheRule:
     def test_the_sentence_is_the_errors_own(self, capsys: pytest.CaptureFixture[str]) -> None:
         code_of(ValueError("data.dataset = nope: [digits] is allowed"))
         assert capsys.readouterr().err == "ternfed: data.dataset = nope: [digits] is allowed\n"
+
+    def test_an_error_of_the_system_says_which_file_and_why(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code_of(PermissionError(errno.EACCES, "Permission denied", "runs/a b"))
+        assert capsys.readouterr().err == "ternfed: runs/a b: permission denied\n"
 
     def test_an_interrupted_verb_says_how_to_go_on(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(typer.Exit) as ended, answered(interrupted="start it again"):

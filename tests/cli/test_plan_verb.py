@@ -50,6 +50,12 @@ def test_the_page_shows_what_the_command_says() -> None:
         assert " ".join(part.split()) in said
 
 
+def test_names_of_layers_are_whole_however_narrow_the_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "out", Console(width=60))
+    shown = planned("chartransformer", "--dataset", "shakespeare")
+    assert "…" not in shown
+
+
 def test_samples_per_client_are_those_of_the_data_or_as_given() -> None:
     assert "20 clients with 67 training samples each" in planned("mlp")
     assert "20 clients with 9 training samples each" in planned("mlp", "--samples", "9")

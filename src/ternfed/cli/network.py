@@ -29,6 +29,7 @@ from ternfed.cli.options import (
     Settings,
     Track,
     Watch,
+    check_device,
 )
 from ternfed.cli.progress import Shown, style_of
 from ternfed.cli.terminal import answered
@@ -44,6 +45,8 @@ DEFAULTS = ("federation.participation=1.0", "federation.rounds=10")
 
 RULE = "clipped_mean"
 """How a server combines uploads unless told: the mean without what is far off, because clients may be others'."""
+AUDIT, AUDITED = 0.03, 20
+"""And the share by which held-out loss must fall without an upload that is left out, in rounds of at most so many."""
 ATTACHED = "In a federation that is there already"
 GOES_ON = "a server is resumed by --resume, a client by starting it again"
 
@@ -196,7 +199,8 @@ def server(
         given += [f"federation.clients={count}"] if count else []
         experiment = Experiment.given(file, given, out if resume else None, allow or ())
         if experiment.privacy.clip is None and not _says("aggregate", file, given, resume):
-            experiment = experiment.with_settings([f"federation.aggregate={RULE}"])
+            experiment = _guarded(experiment, audited=not _says("audit", file, given, resume))
+        _check_crowd(experiment, certs, wait_for, least)
         _one_thread()
         listen: ListenAddress | SharedSuperLink | None = None
         if place is not None:
@@ -239,8 +243,14 @@ def client(
     insecure: Insecure = False,
     secret: Secret = None,
     others: Others = False,
-    data: Annotated[str | None, typer.Option(help="module:function that returns this client's own data.")] = None,
-    allow: Annotated[list[str] | None, typer.Option(help="A module that the experiment may name.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="module:function that returns this client's own data, or text:FOLDER."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="A module, file or folder (text:FOLDER) that the experiment may name; may be repeated."),
+    ] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for what must survive a restart.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when one is over.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads to train with.")] = 1,
@@ -259,15 +269,20 @@ def client(
         place = None if supernode is None else _place("--supernode", supernode, ca, insecure, secret)
         if server is not None:
             _check_address("--server", server)
+        check_device(device)
         index, count = int(found[1]), int(found[2])
-        from ternfed.data.sets import load
+        folder = state or Path(f"ternfed-client-{index}")
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder}: is no folder for what this client must not forget; --state names another")
+        from ternfed.data.sets import source_of
         from ternfed.engines.flower.certs import Certificates
         from ternfed.engines.flower.client import AttachedConfig, ClientConfig, run_attached, run_client
         from ternfed.engines.flower.client_round import ClientSetup
+        from ternfed.engines.flower.told import named_in
 
-        modules = tuple(dict.fromkeys([*(allow or []), *([data.partition(":")[0]] if data else [])]))
-        setup = ClientSetup(index, count, None if data is None else load(data), modules, device)
-        folder = state or Path(f"ternfed-client-{index}")
+        own = {} if data is None else {"data": {"dataset": data}}  # what the user names, an experiment may
+        allowed = tuple(dict.fromkeys([*(allow or []), *named_in(own)]))
+        setup = ClientSetup(index, count, None if data is None else source_of(data), allowed, device)
         shown = Shown(0, f"client {index}", style_of(False, log_json))
         if place is not None:
             rounds = run_attached(AttachedConfig(place, setup, folder, stay, threads, others), shown.say)
@@ -283,8 +298,42 @@ def _check_made(certs: Path) -> None:
 
 
 def _check_address(option: str, address: str) -> None:
-    if not re.fullmatch(r"[^/\s]+:\d+", address):
-        raise ValueError(f"{option} {address}: HOST:PORT is needed")
+    found = re.fullmatch(r"[^/\s]+:([0-9]{1,5})", address)
+    if found is None or not 0 < int(found[1]) < 1 << 16:
+        raise ValueError(f"{option} {address}: HOST:PORT is needed, without https://, and a port from 1 to 65535")
+
+
+def _guarded(experiment: Experiment, *, audited: bool) -> Experiment:
+    """An experiment that does not say how uploads are combined, as a server does it, whose clients may be others'."""
+    rules = [f"federation.aggregate={RULE}"]
+    if audited and experiment.data.hold_out > 0 and _asked(experiment) <= AUDITED:
+        rules.append(f"federation.audit={AUDIT}")
+    return experiment.with_settings(rules)
+
+
+def _asked(experiment: Experiment) -> int:
+    """How many clients a round asks."""
+    from ternfed.draws import participants
+
+    own = experiment.federation
+    return len(participants(experiment.seed, 1, own.clients, own.participation)) if own.clients else 1
+
+
+def _check_crowd(experiment: Experiment, certs: Path | None, wait_for: int | None, least: int) -> None:
+    """Refuse a server that would wait for clients that cannot come."""
+    from ternfed.engines.flower.certs import Certificates
+
+    own = experiment.federation
+    keys = own.clients if certs is None else Certificates(certs).count()
+    if keys < own.clients:
+        raise ValueError(
+            f"federation.clients = {own.clients}: {certs} has keys for {keys}; "
+            f"make the others with: ternfed certs add {certs} --clients {own.clients - keys}"
+        )
+    if wait_for is not None and wait_for > own.clients:
+        raise ValueError(f"--wait-for {wait_for}: there are {own.clients} clients")
+    if least > _asked(experiment):
+        raise ValueError(f"--least {least}: a round asks {_asked(experiment)} of the {own.clients} clients")
 
 
 def _place(option: str, address: str, ca: Path | None, insecure: bool, secret: Path | None) -> Place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -111,13 +112,16 @@ def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Plain rows; numbers to the right of the first column."""
     table = Table()
     for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place == 0 else "right")
+        if place == 0:
+            table.add_column(heading, overflow="fold")  # a name that is cut is none
+        else:
+            table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*map(plain, row))
     return table
 
 
-NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
 """Errors of the system that tell of a path that was given wrong."""
 
 
@@ -138,7 +142,7 @@ def answered(*, begun: bool = False, interrupted: str = "") -> Iterator[None]:
         known = isinstance(error, ValueError | ImportError | RuntimeError | OSError | MemoryError)
         if os.environ.get("TERNFED_TRACEBACK") or not (known or place):
             raise
-        text = str(error) or type(error).__name__ if known else f"{type(error).__name__}: {error}"
+        text = _words(error) if known else f"{type(error).__name__}: {error}"
         fail(text if place is None else f"{text} ({place}; --debug shows the whole way)")
         raise typer.Exit(1 if begun or _is_failure(error) else 2) from error
     except KeyboardInterrupt as error:
@@ -147,4 +151,13 @@ def answered(*, begun: bool = False, interrupted: str = "") -> Iterator[None]:
 
 
 def _is_failure(error: Exception) -> bool:
-    return isinstance(error, RuntimeError | OSError | MemoryError) and not isinstance(error, NOT_THERE)
+    if isinstance(error, OSError):
+        return not isinstance(error, NOT_THERE) and error.errno != errno.ENAMETOOLONG
+    return isinstance(error, RuntimeError | MemoryError)
+
+
+def _words(error: Exception) -> str:
+    """What an error says; of one of the system, which file and why."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error) or type(error).__name__

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from ternfed.data.hub import decode_splits, from_hub, open_hub
 from ternfed.data.images import Augment, crop_flip, normalise
 from ternfed.data.text import LENGTH, read_text, text_files
 from ternfed.data.values import DataMissing, DataSet, Samples, from_arrays
-from ternfed.named_function import FOLDERS, FunctionMissing, named_function
+from ternfed.named_function import FOLDERS, FunctionMissing, is_folder, named_function
 from ternfed.task import CLASSIFICATION, Task
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "DataMissing",
     "DataSet",
     "Samples",
+    "Source",
     "crop_flip",
     "from_arrays",
     "from_hub",
@@ -46,6 +49,7 @@ __all__ = [
     "load",
     "normalise",
     "save_arrays",
+    "source_of",
     "without_samples",
 ]
 
@@ -88,28 +92,52 @@ def load(
     task: Task = CLASSIFICATION,
     length: int = LENGTH,
     tokenizer: Path | None = None,
+    characters: str | None = None,
 ) -> DataSet:
     """The data set of that name, or what the user's `module:function` returns: a DataSet, or arrays for `from_arrays`.
 
     MNIST, CIFAR-10 and Shakespeare's roles are looked for in `folder`, else in TERNFED_DATA; the first two then on the
     hub. `text:FOLDER` holds one `.txt` file per client, in sequences of `length` characters or tokens; `arrays:FOLDER`
     what `save_arrays` writes; `parquet:FOLDER` the columns `inputs`, `label` and, where it is known, `client`.
+    `characters` are the vocabulary of text that this is a part of; without them, it is that of the text itself.
     """
     if name == "digits":
         return _digits()
     if name in _KNOWN:
         return _known(name, _KNOWN[name], folder)
     if name == "shakespeare":
-        return read_text(text_files(_shakespeare(folder)), name, length, tokenizer)
+        return read_text(text_files(_shakespeare(folder)), name, length, tokenizer, characters)
     if name in FEDERATED:
         return load_federated(name, _place(name, folder))
-    kind, colon, place = name.partition(":")
-    if kind in FOLDERS and colon:
-        return _from_folder(kind, Path(place), task, length, tokenizer)
-    if colon:
-        return _own(name, task)
+    if is_folder(name):
+        return _from_folder(name, task, length, tokenizer, characters)
+    if ":" in name:
+        return _as_data_set(name, _called(name), task)
+    raise _unknown(name)
+
+
+Source: TypeAlias = Callable[[Task, int, Path | None, str | None], DataSet]
+"""(task, length, tokenizer, characters) ─▶ the data set, as `load` makes it of them."""
+
+
+def source_of(name: str) -> Source:
+    """A client's own data: looked for now, and made a data set when it is known what is learned from it.
+
+    A user's function is called here, once.
+    """
+    if is_folder(name):
+        _need_folder(name)
+    elif ":" in name:
+        made = _called(name)
+        return lambda task, *_: _as_data_set(name, made, task)
+    elif name not in NAMES:
+        raise _unknown(name)
+    return partial(load, name, None)
+
+
+def _unknown(name: str) -> ValueError:
     kinds = ", ".join(f"{kind}:FOLDER" for kind in FOLDERS)
-    raise ValueError(f"data.dataset = {name}: {', '.join(NAMES)}, {kinds} or module:function is allowed")
+    return ValueError(f"data.dataset = {name}: {', '.join(NAMES)}, {kinds} or module:function is allowed")
 
 
 def is_text(name: str) -> bool:
@@ -145,12 +173,18 @@ def _shakespeare(folder: Path | None) -> Path:
     )
 
 
-def _from_folder(kind: str, place: Path, task: Task, length: int, tokenizer: Path | None) -> DataSet:
-    name = f"{kind}:{place}"
-    if not place.is_dir():
+def _need_folder(name: str) -> tuple[str, Path]:
+    """(its kind, the folder)"""
+    kind, _, place = name.partition(":")
+    if not Path(place).is_dir():
         raise DataMissing(f"data.dataset = {name}: there is no such folder")
+    return kind, Path(place)
+
+
+def _from_folder(name: str, task: Task, length: int, tokenizer: Path | None, characters: str | None) -> DataSet:
+    kind, place = _need_folder(name)
     if kind == "text":
-        return read_text(text_files(place), name, length, tokenizer)
+        return read_text(text_files(place), name, length, tokenizer, characters)
     arrays = read_arrays(place) if kind == "arrays" else read_columns(place)
     return from_arrays(name, *(arrays[field] for field in FIELDS), task=task, clients=arrays.get(CLIENTS))
 
@@ -228,7 +262,8 @@ def _digits() -> DataSet:
     )  # fmt: skip
 
 
-def _own(name: str, task: Task) -> DataSet:
+def _called(name: str) -> DataSet | Sequence[Any]:
+    """What a user's function returns: a data set, or its four arrays."""
     try:
         made = named_function(name, DataSet)
     except FunctionMissing as error:
@@ -237,11 +272,13 @@ def _own(name: str, task: Task) -> DataSet:
             "imported is needed"
         ) from error
     result = made()
-    if isinstance(result, DataSet):
+    if isinstance(result, DataSet) or (isinstance(result, tuple | list) and len(result) == 4):
         return result
-    if isinstance(result, tuple | list) and len(result) == 4:
-        return from_arrays(name, *result, task=task)
     raise ValueError(
         f"data.dataset = {name}: returned {type(result).__name__}; a DataSet or four arrays, "
         "(train_x, train_y, test_x, test_y), are needed"
     )
+
+
+def _as_data_set(name: str, made: DataSet | Sequence[Any], task: Task) -> DataSet:
+    return made if isinstance(made, DataSet) else from_arrays(name, *made, task=task)

@@ -9,6 +9,7 @@ is not used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,11 +26,25 @@ LENGTH = 80
 """Characters of a sequence, as in the first experiments with Shakespeare's roles (McMahan et al. 2017)."""
 
 
-def read_text(files: Sequence[Path], name: str, length: int = LENGTH, tokenizer: Path | None = None) -> DataSet:
-    """The data set of these files, one per client in this order."""
+def read_text(
+    files: Sequence[Path],
+    name: str,
+    length: int = LENGTH,
+    tokenizer: Path | None = None,
+    characters: str | None = None,
+) -> DataSet:
+    """The data set of these files, one per client in this order.
+
+    `characters` are those of a larger whole that the files are a part of: what their ids mean there, they mean here.
+    """
     parts = {file: _cut(_characters(file)) for file in files}
     unit = "characters" if tokenizer is None else "tokens"
-    encode, count = _by_characters(parts.values()) if tokenizer is None else _by_tokenizer(tokenizer)
+    if tokenizer is None:
+        letters = _letters_of(parts.values()) if characters is None else _sorted(characters)
+        encode: Encode = partial(ids_of, known=letters)
+        count, characters = len(letters) + 1, _text(letters)
+    else:
+        (encode, count), characters = _by_tokenizer(tokenizer), None
     train, test, owners = [], [], []
     for client, (file, (first, last)) in enumerate(parts.items()):
         ids = encode(first)
@@ -47,12 +62,17 @@ def read_text(files: Sequence[Path], name: str, length: int = LENGTH, tokenizer:
         raise ValueError(f"{name}: no file's last tenth makes a sequence of {length}; lower data.length")
     clients = torch.from_numpy(np.concatenate(owners))
     samples, tests = _samples(np.concatenate(train)), _samples(held)
-    return DataSet(name, samples, tests, count, (0.0,), (1.0,), clients=clients, vocabulary=count)
+    return DataSet(name, samples, tests, count, (0.0,), (1.0,), None, clients, count, characters)
 
 
-def _by_characters(parts: Iterable[tuple[_Letters, _Letters]]) -> tuple[Encode, int]:
-    known = np.unique(np.concatenate([train for train, _ in parts]))
-    return lambda characters: ids_of(characters, known), len(known) + 1
+def _letters_of(parts: Iterable[tuple[_Letters, _Letters]]) -> _Letters:
+    """The characters of all training parts."""
+    return np.unique(np.concatenate([train for train, _ in parts]))
+
+
+def _sorted(characters: str) -> _Letters:
+    """A vocabulary as `ids_of` takes it."""
+    return np.unique(np.frombuffer(characters.encode("utf-32-le"), np.uint32))
 
 
 def _by_tokenizer(file: Path) -> tuple[Encode, int]:
@@ -66,15 +86,18 @@ def _by_tokenizer(file: Path) -> tuple[Encode, int]:
         raise DataMissing(f"data.tokenizer = {file}: is no file of a tokenizer ({error})") from error
 
     def encode(characters: _Letters) -> _Letters:
-        text = characters.astype("<u4").tobytes().decode("utf-32-le")
-        return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+        return np.array(tokenizer.encode(_text(characters), add_special_tokens=False).ids, np.int64)
 
     return encode, int(tokenizer.get_vocab_size())
 
 
 def vocabulary(files: Sequence[Path]) -> str:
     """The characters of the ids from 1 on."""
-    return "".join(map(chr, np.unique(np.concatenate([_cut(_characters(file))[0] for file in files]))))
+    return _text(_letters_of(_cut(_characters(file)) for file in files))
+
+
+def _text(letters: _Letters) -> str:
+    return letters.astype("<u4").tobytes().decode("utf-32-le")
 
 
 def text_files(folder: Path) -> list[Path]:

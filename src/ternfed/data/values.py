@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -44,6 +44,14 @@ class Samples:
         return Samples(self.inputs[indices], self.labels[indices])
 
 
+class Outline(NamedTuple):
+    """What all sides of a federation must agree on, of data that each of them has for itself."""
+
+    classes: int
+    vocabulary: int | None = None
+    characters: str | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """Training and test samples; mean and deviation are per channel, of inputs scaled to [0, 1]."""
@@ -61,6 +69,28 @@ class DataSet:
 
     vocabulary: int | None = None
     """Where inputs are token ids: how many ids there are."""
+
+    characters: str | None = None
+    """Where token ids stand for characters: those of the ids from 1 on."""
+
+    @property
+    def outline(self) -> Outline:
+        return Outline(self.classes, self.vocabulary, self.characters)
+
+    def within(self, outline: Outline) -> DataSet:
+        """One client's part of data of this outline: it need not hold all classes and token ids that there are."""
+        whole = self.train.labels.is_floating_point()
+        if self.classes != outline.classes if whole else self.classes > outline.classes:
+            what = "numbers per target" if whole else "classes"
+            raise ValueError(f"{self.name}: has {self.classes} {what}, and the data of the server {outline.classes}")
+        if self.vocabulary is None or outline.vocabulary is None:
+            return replace(self, classes=outline.classes)
+        if self.vocabulary > outline.vocabulary:
+            raise ValueError(
+                f"{self.name}: token ids go up to {self.vocabulary - 1}, and those of the server's data to "
+                f"{outline.vocabulary - 1}"
+            )
+        return replace(self, classes=outline.classes, vocabulary=outline.vocabulary)
 
     def one(self) -> Tensor:
         """(1, …): the first training sample as a network gets it; zeros of its shape where there are no samples."""

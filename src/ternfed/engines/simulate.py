@@ -183,7 +183,7 @@ def play_round(
     else:
         answers = crew(broadcasts, chosen, state.memories, clock)
     arrived = Intake.of(
-        federation.algorithm, broadcasts.any(), federation.registered, len(chosen), is_audited(federation)
+        federation.algorithm, broadcasts.any(), federation.registered, len(chosen), is_audited(federation, len(chosen))
     )
     memories, dropped = dict(state.memories), dict[int, str]()
 

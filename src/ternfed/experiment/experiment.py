@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from ternfed.aggregation.aggregation import Aggregation
 from ternfed.aggregation.private_mean import private
 from ternfed.algorithms.algorithm import UP, Algorithm, Network, Training
 from ternfed.data.partitions import hold_out
-from ternfed.data.sets import CLASSES, load
+from ternfed.data.sets import CLASSES, Source, load
 from ternfed.data.text import LENGTH
 from ternfed.data.values import DataSet
 from ternfed.draws import generator
@@ -176,11 +177,19 @@ class Experiment:
             raise ValueError(f"round = {round}: rounds are counted from 1")
         return self.training.schedule.rate_at(self.training.rate, round, self.federation.rounds)
 
-    def load_data(self, folder: Path | None = None) -> DataSet:
-        """Its data set, from where it lies (`data.sets.load`)."""
+    def load_data(
+        self, folder: Path | None = None, source: Source | None = None, characters: str | None = None
+    ) -> DataSet:
+        """Its data set, from where it lies (`data.sets.load`), or a client's own from there, read as this one is."""
         own = self.data
         tokenizer = None if own.tokenizer is None else Path(own.tokenizer)
-        return load(own.dataset, folder, self.make_task(), own.length or LENGTH, tokenizer)
+        read = partial(load, own.dataset, folder) if source is None else source
+        return read(self.make_task(), own.length or LENGTH, tokenizer, characters)
+
+    @property
+    def data_key(self) -> tuple[object, ...]:
+        """Two experiments with the same one have the same data set."""
+        return self.data.dataset, self.data.length, self.data.tokenizer, self.task
 
     def counted(self, data: DataSet) -> Experiment:
         """This experiment with the number of clients that the data has by nature, where it does not say how many."""

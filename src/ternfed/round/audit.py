@@ -3,7 +3,9 @@
 Norms do not tell a client that turns its change round, or that learned wrong labels, from one whose data differ; what
 the model knows afterwards does. Xie, Koyejo, Gupta: Zeno, ICML 2019, score uploads by the loss on data of the server.
 Here each round is concluded once more without each client in turn. `federation.audit` is the share by which the loss
-must fall; it is off unless given, because a round of n uploads costs n more updates and evaluations.
+must fall. An experiment has it off unless it says otherwise, because a round of n uploads costs n more updates and
+evaluations; `ternfed server` has it on where a round asks few clients. Uploads are held in memory for it, up to
+`MOST_BYTES`; where a round has more, nobody looks.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ternfed.aggregation.aggregation import Uploads
+from ternfed.aggregation.clipped_mean import MOST_BYTES
 from ternfed.round.federation import Federation, helpers_of
 from ternfed.round.intake import Intake
 from ternfed.round.state import State
@@ -19,9 +22,11 @@ FEWEST = 3
 """Of two that disagree nobody knows who lies."""
 
 
-def is_audited(federation: Federation) -> bool:
-    """Whether uploads are to be kept until the round is over."""
-    return federation.experiment.federation.audit is not None and federation.held_out is not None
+def is_audited(federation: Federation, asked: int) -> bool:
+    """Whether the uploads of so many clients are to be kept until the round is over."""
+    if federation.experiment.federation.audit is None or federation.held_out is None:
+        return False
+    return asked * max(schema.size for schema in federation.algorithm.up) <= MOST_BYTES
 
 
 def finished(federation: Federation, state: State, intake: Intake) -> Uploads:

@@ -19,7 +19,7 @@ from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms.algorithm import Algorithm, Client, FinishTogether, Helpers, Network, Training
 from ternfed.algorithms.network import dense_weights
 from ternfed.data.partitions import histogram
-from ternfed.data.values import DataSet
+from ternfed.data.values import DataSet, Outline
 from ternfed.experiment.accountant import need_accounting
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.quantize.ternary import NonFiniteError
@@ -84,6 +84,8 @@ class Federation:
     """Data kept on the server, taken from the training set."""
     data_name: str
     """What the data set calls itself."""
+    outline: Outline
+    """What clients with data of their own must know of it."""
 
     @cached_property
     def parameter_count(self) -> int:
@@ -161,7 +163,7 @@ def open_federation(
         raise ExperimentError(f"data.hold_out = 0: {algorithm.name} judges models on data held out on the server")
     test = Evaluator.of(network, data, data.test, device)
     feed = TrainingData.of(data, device)
-    return Federation(experiment, network, algorithm, feed, parts, test, held_out, data.name)
+    return Federation(experiment, network, algorithm, feed, parts, test, held_out, data.name, data.outline)
 
 
 def _samples_each(parts: Sequence[Tensor]) -> int:

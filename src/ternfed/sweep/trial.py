@@ -40,8 +40,7 @@ class DataSets:
 
     def get(self, experiment: Experiment) -> DataSet:
         """That of an experiment."""
-        own = experiment.data
-        key = (own.dataset, own.length, own.tokenizer, experiment.task)
+        key = experiment.data_key
         if key not in self._read:
             self._read[key] = experiment.load_data(self.folder)
         return self._read[key]

@@ -322,7 +322,7 @@ def test_the_app_is_the_same_in_every_run_and_the_config_comes_beside_it() -> No
     from flwr.common.config import get_fab_config
     from flwr.common.serde import user_config_from_proto
 
-    control, config = Control(), {"run": "0123", "experiment": 'name = "x"\n', "frozen": ""}
+    control, config = Control(), {"run": "0123", "experiment": 'name = "x"\n', "frozen": "", "outline": ""}
     assert superlink.start_run(control, config) == 1
     assert user_config_from_proto(control.request.override_config) == config
     fab = control.request.fab

@@ -14,7 +14,9 @@ from harness import open_digits
 from ternfed.engines.flower import adapter, server
 from ternfed.engines.flower.envelope import content
 from ternfed.experiment.experiment import Experiment
+from ternfed.round import audit
 from ternfed.round.acceptance import Bounds, accepted
+from ternfed.round.audit import finished, is_audited
 from ternfed.round.exchange import Broadcasts, collect, reply
 from ternfed.round.federation import Federation, answer
 from ternfed.round.intake import Intake
@@ -89,6 +91,39 @@ def test_the_same_bits_and_the_same_words_in_any_order(order: tuple[int, ...], m
     assert there.notes == expected.notes
     assert "claimed 10000000 samples" in there.notes[LIAR]
     assert "left out" in there.notes[LIAR]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 1, 0)])
+def test_an_upload_that_does_harm_is_left_out_by_the_same_audit(
+    order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "is_from_flower", lambda reply: False)
+    federation = open_digits(Experiment.from_toml("", (*SETTINGS, "federation.audit=0.03", "training.epochs=3")))
+    algorithm, sent, state = federation.algorithm, uploads_of(federation), federation.open()
+    broadcast = Broadcasts(algorithm, state.server, 1).any()
+    honest = collect(algorithm, answer(federation.site(LIAR), 1, broadcast, None)[0], broadcast)
+    start = broadcast.message.tensors
+    turned = {name: 2 * start[name] - value for name, value in honest.tensors.items()}  # type: ignore[operator]
+    sent[LIAR] = reply(algorithm, Message(turned, {}), honest.numbers, broadcast)
+    here = Intake.of(algorithm, broadcast, federation.registered, 4, is_audited(federation, 4))
+    for index, data in sent.items():
+        message, sender = collect(algorithm, data, broadcast), federation.site(index).client(1)
+        here.add(index, accepted(algorithm, federation.network, message, broadcast, sender, Bounds()))
+    wire = Wire(sent, order)
+    connections: Any = SimpleNamespace(link=wire, gate=wire, answering=set(), tell=lambda moment: None)
+    attempt = server._Attempt(federation, connections, state, server.Terms(deadline=5.0), {})
+    attempt.play()
+    there, expected = attempt.finished(), finished(federation, state, here)
+    assert all(torch.equal(tensor, expected.average[name]) for name, tensor in there.average.items())
+    assert there.notes == expected.notes
+    assert "left out, the loss on held-out data is" in there.notes[LIAR]
+
+
+def test_uploads_of_a_large_round_are_not_held_for_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = open_digits(Experiment.from_toml("", (*SETTINGS, "federation.audit=0.03")))
+    size = max(schema.size for schema in federation.algorithm.up)
+    monkeypatch.setattr(audit, "MOST_BYTES", 4 * size)
+    assert [is_audited(federation, asked) for asked in (4, 5)] == [True, False]
 
 
 def test_a_refused_upload_is_named_in_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ternfed.data.values import Outline
 from ternfed.engines.flower.client import _Work
 from ternfed.engines.flower.client_round import END, ClientSetup, RoundRequest, read_experiment
 from ternfed.engines.flower.envelope import WrongRound
@@ -20,9 +22,12 @@ GOOD = {"run": RUN, "experiment": Experiment.from_toml("").to_toml(), "frozen": 
 
 
 def test_what_an_honest_server_says_is_taken_as_it_is() -> None:
-    assert read_terms(GOOD, ()) == (RUN, GOOD["experiment"], "")
+    assert read_terms(GOOD, ()) == (RUN, GOOD["experiment"], "", None)
     assert read_terms({**GOOD, "frozen": "0" * 64}, ()).frozen == "0" * 64
     assert read_terms({"run": RUN, "experiment": ""}, ()).frozen == ""
+    assert read_terms({**GOOD, "outline": ""}, ()).outline is None
+    letters = Outline(75, 75, "\n abcé\U0001f600")
+    assert read_terms({**GOOD, "outline": json.dumps(letters._asdict())}, ()).outline == letters
 
 
 @pytest.mark.parametrize(
@@ -79,6 +84,9 @@ def test_an_experiment_is_toml_and_not_too_long(text: Any) -> None:
         ('[model]\nweights = "/etc/passwd"', "/etc/passwd"),
         ('[model]\nweights = "model.safetensors"', "model.safetensors"),
         ('[data]\ndataset = "text:/home"\nlength = 5', "text:/home"),
+        ('[data]\ndataset = "arrays:/home"', "arrays:/home"),
+        ('[data]\ndataset = "parquet:/home"', "parquet:/home"),
+        ('[data]\ndataset = "shakespeare"\ntokenizer = "/etc/passwd"', "/etc/passwd"),
     ],
 )
 def test_files_of_this_machine_are_read_only_where_its_user_allows_it(text: str, name: str) -> None:
@@ -87,6 +95,34 @@ def test_files_of_this_machine_are_read_only_where_its_user_allows_it(text: str,
     with pytest.raises(ExperimentError, match="names a file"):
         read_terms({**GOOD, "experiment": text}, ("text", "/etc"))
     assert read_terms({**GOOD, "experiment": text}, (name,)).experiment == text
+
+
+@pytest.mark.parametrize("kind", ["text", "arrays", "parquet"])
+def test_a_folder_that_is_allowed_is_not_taken_for_code(kind: str) -> None:
+    experiment = read_experiment(f'[data]\ndataset = "{kind}:folder"\npartition = "iid"', (f"{kind}:folder",))
+    assert experiment.data.dataset == f"{kind}:folder"
+    with pytest.raises(ExperimentError, match=f"names code .* --allow {kind} "):
+        read_experiment(f'[model]\nname = "{kind}:folder"')
+
+
+@pytest.mark.parametrize(
+    "outline",
+    [
+        *(None, 5, "{", "[1]", "[" * 100_000, '{"classes": 10}', "null", '"' + "x" * TEXT + '"'),
+        *(
+            json.dumps({"classes": 10, "vocabulary": None, "characters": None, **wrong})
+            for wrong in (
+                *({"classes": value} for value in (0, -1, 2.0, True, None, "10", 1 << 31)),
+                *({"vocabulary": value} for value in (-1, 2.0, False, "10", 1 << 31)),
+                *({"characters": value} for value in ("", 5, ["a"], "\ud800")),
+                {"more": 1},
+            )
+        ),
+    ],
+)
+def test_an_outline_of_the_data_is_two_numbers_and_letters(outline: Any) -> None:
+    with pytest.raises(WrongRun, match="outline"):
+        read_terms({**GOOD, "outline": outline}, ())
 
 
 @pytest.mark.parametrize("section", ["model", "data", "algorithm", "task"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 DAYS = 825
 """How long a certificate holds; the longest that common TLS clients accept."""
+LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
+NAME = re.compile(rf"(\*\.)?{LABEL}(\.{LABEL})*")
+"""A name by which a machine is found, in letters that a certificate has for it."""
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 """Names that every server certificate has: the server's own processes use them."""
 
@@ -63,18 +67,18 @@ class Certificates:
         return number
 
     def need(self, *files: Path) -> None:
-        """NetworkError where a file is missing, for the server, which has the authority."""
+        """ValueError where a file is missing, for the server, which has the authority."""
         for file in files:
             if not file.is_file():
                 known = (self.folder / "ca.key").is_file() or self.server.is_file()
                 how = f"add {self.folder}" if known and file.name.startswith("client-") else f"init {self.folder}"
-                raise NetworkError(f"{file}: is missing; make it with: ternfed certs {how}")
+                raise ValueError(f"{file}: is missing; make it with: ternfed certs {how}")
 
     def need_from_server(self, *files: Path) -> None:
-        """NetworkError where a file is missing, for a client, which must not make an authority of its own."""
+        """ValueError where a file is missing, for a client, which must not make an authority of its own."""
         for file in files:
             if not file.is_file():
-                raise NetworkError(f"{file}: is missing; ask whoever runs the server for it and put it there")
+                raise ValueError(f"{file}: is missing; ask whoever runs the server for it and put it there")
 
     def server_context(self) -> ssl.SSLContext:
         """TLS as the server speaks it."""
@@ -93,19 +97,22 @@ class Certificates:
 
 def make_certificates(folder: Path, hosts: Sequence[str], clients: int) -> Certificates:
     """A new folder of certificates; one that is there and not empty is left alone."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: is no folder; name another, which need not be there yet")
+    if folder.exists() and any(folder.iterdir()):
         raise ValueError(
             f"{folder}: is there already; ternfed certs add gives it more clients, a new authority needs another folder"
         )
     if clients < 1:
         raise NetworkError(f"clients = {clients}: a whole number of at least 1 is needed")
+    names = [_alternative(host) for host in dict.fromkeys([*hosts, *ALWAYS])]  # before anything is written
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = Certificates(folder)
     authority_key, authority = _authority()
     _write(made.authority, _pem(authority))
     _write_key(folder / "ca.key", authority_key)
     key = _new_key()
-    _write(made.server, _pem(_server_certificate(key, authority_key, authority, [*hosts, *ALWAYS])))
+    _write(made.server, _pem(_server_certificate(key, authority_key, authority, names)))
     _write_key(made.server_key, key)
     for index in range(clients):
         _write_client(made, index)
@@ -162,13 +169,12 @@ def _authority() -> tuple[EllipticCurvePrivateKey, Any]:
 
 
 def _server_certificate(
-    key: EllipticCurvePrivateKey, authority_key: EllipticCurvePrivateKey, authority: Any, hosts: Sequence[str]
+    key: EllipticCurvePrivateKey, authority_key: EllipticCurvePrivateKey, authority: Any, names: Sequence[Any]
 ) -> Any:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    names = [_alternative(host) for host in dict.fromkeys(hosts)]
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     return (
         _dated(x509.CertificateBuilder())
@@ -189,10 +195,12 @@ def _alternative(host: str) -> Any:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        try:
-            return x509.DNSName(host)
-        except ValueError as error:
-            raise NetworkError(f"host = {host}: is no name or address that a certificate can hold") from error
+        if len(host) > 253 or not NAME.fullmatch(host):
+            raise ValueError(
+                f"--host {host}: is no name or address that a certificate can hold; fed.example.org or 192.0.2.10 say, "
+                "without https:// and without a port"
+            ) from None
+        return x509.DNSName(host)
 
 
 def _name(text: str) -> Any:

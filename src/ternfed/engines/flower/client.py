@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ternfed.data.values import DataSet
 from ternfed.engines.flower import adapter, processes
 from ternfed.engines.flower.certs import Certificates
 from ternfed.engines.flower.client_round import (
@@ -73,16 +74,18 @@ class _Work:
         self.setup = setup
         self.store = Store(state / "runs")
         self.rounds = 0
-        self._loaded = dict(setup.loaded)
+        self._data: tuple[object, DataSet] | None = None
         self._open: tuple[str, Site] | None = None
 
     def site_of(self, run_config: dict[str, Any]) -> tuple[str, Site]:
-        terms = read_terms(run_config, self.setup.modules)
+        allowed, unread = self.setup.allowed, self.setup.unread
+        terms = read_terms(run_config, allowed, unread)
         if self._open is None or self._open[0] != terms.run:
-            experiment = read_experiment(terms.experiment, self.setup.modules)
-            data = find_data(experiment, self.setup, self._loaded)
-            self._loaded = {experiment.data.dataset: data}
-            self._open = terms.run, open_site(experiment, self.setup, data, terms.frozen)
+            experiment = read_experiment(terms.experiment, allowed, unread)
+            key = (experiment.data_key, terms.outline)
+            if self._data is None or self._data[0] != key:
+                self._data = key, find_data(experiment, self.setup, terms.outline)
+            self._open = terms.run, open_site(experiment, self.setup, self._data[1], terms.frozen)
         return self._open
 
 

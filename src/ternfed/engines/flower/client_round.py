@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from ternfed.algorithms.memory import memory_of, tensors_of
-from ternfed.data.values import DataSet
+from ternfed.data.sets import Source
+from ternfed.data.values import DataSet, Outline
 from ternfed.engines.flower.envelope import WrongRound
 from ternfed.engines.flower.memory import Kept, Store
 from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import shown
 from ternfed.named_function import code_in
+from ternfed.round.checks import check_fit, check_task
 from ternfed.round.exchange import receive
 from ternfed.round.federation import Site, answer, let_go
 from ternfed.training.work import TrainingData
@@ -55,20 +57,28 @@ class ClientSetup:
 
     index: int
     count: int
-    data: DataSet | None = None
+    data: DataSet | Source | None = None
     """Samples of its own, all of them; None: its part of the experiment's data set."""
-    modules: tuple[str, ...] = ()
-    """Modules of its own that an experiment may name. The server must not choose what code runs here."""
+    allowed: tuple[str, ...] = ()
+    """Modules and files that an experiment may name. The server must not choose what code runs or is read here."""
     device: str = "cpu"
     loaded: Mapping[str, DataSet] = field(default_factory=dict)
     """Data sets by name that need not be loaded again: clients of a local try have them from their parent."""
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Settings of an experiment that this client does not follow: with data of its own, where the server's lie."""
+        return () if self.data is None else ("data.dataset",)
 
-def read_experiment(text: str, modules: tuple[str, ...] = ()) -> Experiment:
-    """The experiment that a server sent. `module:function` names are code: only modules that this client named run."""
+
+def read_experiment(text: str, allowed: Collection[str] = (), unread: Collection[str] = ()) -> Experiment:
+    """The experiment that a server sent. `module:function` names are code: only modules that this client named run.
+
+    The files that it names are looked at before, in `told.read_terms`, which tells what the arguments mean.
+    """
     table = tomllib.loads(text)
     for key, name, module in code_in(table):
-        if module not in modules:  # nor may a server name a folder of this machine
+        if module not in allowed and key not in unread:
             raise ExperimentError(
                 f"{key} = {shown(name)}: the server names code that this client was not told to run; "
                 f"start it with --allow {module} where you trust that module"
@@ -76,12 +86,24 @@ def read_experiment(text: str, modules: tuple[str, ...] = ()) -> Experiment:
     return Experiment.from_table(table)
 
 
-def find_data(experiment: Experiment, setup: ClientSetup, loaded: Mapping[str, DataSet]) -> DataSet:
-    """A client's own data, or the experiment's data set: one that is loaded already, else from where it lies."""
-    if setup.data is not None:
-        return setup.data
-    name = experiment.data.dataset
-    return loaded[name] if name in loaded else experiment.load_data()
+def find_data(experiment: Experiment, setup: ClientSetup, outline: Outline | None = None) -> DataSet:
+    """A client's own data, or the experiment's data set: one that is loaded already, else from where it lies.
+
+    `outline` is that of the server's data: letters mean the same on both sides, and so do classes.
+    """
+    letters = None if outline is None else outline.characters
+    if setup.data is None:
+        ready = setup.loaded.get(experiment.data.dataset)
+        return experiment.load_data(characters=letters) if ready is None else ready
+    own = setup.data if isinstance(setup.data, DataSet) else experiment.load_data(source=setup.data, characters=letters)
+    if outline is None:
+        return own
+    if own.characters not in (None, letters):
+        raise ExperimentError(
+            f"{own.name}: is text of characters, and the server does not say which token id stands for which of them; "
+            "its own data must be text of characters too, or both sides need the same data.tokenizer"
+        )
+    return own.within(outline)
 
 
 def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet, frozen: str = "") -> Site:
@@ -97,6 +119,8 @@ def open_site(experiment: Experiment, setup: ClientSetup, data: DataSet, frozen:
         )
     algorithm = experiment.make_algorithm(network)
     if setup.data is not None:
+        check_task(network.task, data)
+        check_fit(network, data)
         samples = torch.arange(len(data.train))
     else:
         if setup.count != experiment.federation.clients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -115,8 +116,13 @@ def attach(
 
 
 def _config(federation: Federation, run: str) -> dict[str, str]:
-    """What clients are told of a run."""
-    return {"experiment": federation.told.to_toml(), "run": run, "frozen": federation.network.digest or ""}
+    """What clients are told of a run (`told.py`)."""
+    return {
+        "experiment": federation.told.to_toml(),
+        "run": run,
+        "frozen": federation.network.digest or "",
+        "outline": json.dumps(federation.outline._asdict()),
+    }
 
 
 def largest_upload(network: Network) -> int:

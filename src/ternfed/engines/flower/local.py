@@ -19,6 +19,7 @@ from ternfed.engines.flower.client import ClientConfig, run_client
 from ternfed.engines.flower.client_round import ClientSetup
 from ternfed.engines.flower.connected import ListenAddress
 from ternfed.engines.flower.processes import write_private
+from ternfed.engines.flower.told import named_in
 from ternfed.experiment.experiment import Experiment
 
 START = 3.0
@@ -41,8 +42,9 @@ def local_clients(
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     count, loaded = experiment.federation.clients, {experiment.data.dataset: data}
     server = f"{listen.host}:{listen.port}"
-    files = tuple(name for name in (experiment.model.weights, experiment.data.dataset) if name)  # the user's own
-    setups = [ClientSetup(index, count, modules=files, loaded=loaded) for index in range(count)]
+    # They are the same user's on the same machine: what the server's command line may name, they may.
+    allowed = named_in(experiment.to_table())
+    setups = [ClientSetup(index, count, allowed=allowed, loaded=loaded) for index in range(count)]
     configs = [ClientConfig(server, listen.certificates, setup, folder / str(setup.index)) for setup in setups]
     processes = [
         context.Process(target=_client, args=(config, wait_of(config.setup.index)), daemon=True) for config in configs

@@ -170,7 +170,8 @@ class _Attempt:
         """Where uploads go; made with the first of them, because before that nobody may have been sent anything."""
         if self._arrived is None:
             known, asked = self.federation.registered, len(self.chosen)
-            self._arrived = Intake.of(self.federation.algorithm, broadcast, known, asked, is_audited(self.federation))
+            keeps = is_audited(self.federation, asked)
+            self._arrived = Intake.of(self.federation.algorithm, broadcast, known, asked, keeps)
         return self._arrived
 
     def finished(self) -> Uploads:

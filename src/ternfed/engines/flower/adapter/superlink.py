@@ -24,7 +24,7 @@ from flwr.serverapp import ServerApp
 client = ClientApp()
 server = ServerApp()
 '''
-CONFIG = ("run", "experiment", "frozen")
+CONFIG = ("run", "experiment", "frozen", "outline")
 """What the configuration of a run says."""
 
 
