@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
-from ternfed.bench import peers, server_memory, speed
+from ternfed.bench import convolutions, peers, server_memory, speed
 from ternfed.cli.app import app
 
 ROW = {"part": "wire", "what": "decoding", "promised": "≥ 400", "measured": "302", "kept": False, "command": "x"}
@@ -55,3 +56,17 @@ def test_a_servers_sums_do_not_grow_with_its_clients() -> None:
     few, many = server_memory.run((5, 50))
     assert many.sums == few.sums
     assert many.notes / 50 < 600
+
+
+def _small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_convolutions_are_measured_as_a_run_trains_them(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
+    """In bfloat16 only where the CPU has it: elsewhere that would take minutes, and the answer is a sentence."""
+    monkeypatch.setattr(convolutions, "cpu_has_bfloat16", lambda: has)
+    rows = list(convolutions.run(1, {"small": _small}, size=8))
+    assert [row.way for row in rows if row.is_ours] == ["ternfed, float32", "ternfed, bfloat16"][: 1 + has]
+    assert rows[0].speedup == 1.0
+    assert ("no instructions for bfloat16" in convolutions.table(rows)) == (not has)

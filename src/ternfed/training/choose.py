@@ -15,6 +15,7 @@ import torch
 
 from ternfed.algorithms.algorithm import Local, Network, Training
 from ternfed.training.batched import train_batched, trainable_chain
+from ternfed.training.bfloat16 import slow_precision, warn_once
 from ternfed.training.captured import CapturedTrainer
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work, placed
@@ -76,7 +77,9 @@ def _largest(local: Local) -> float:
 
 
 def trainer_for(network: Network, training: Training, feed: TrainingData) -> Trainer:
-    """The fastest trainer there is that gives what `train_one` gives."""
+    """The fastest trainer there is that gives what `train_one` gives; what will be slow is said."""
+    if (slow := slow_precision(training.precision, feed.samples.inputs.device.type)) is not None:
+        warn_once(slow)
     if trainable_chain(network, training, feed) is not None:
         return Trainer("batched", lambda works: train_batched(network, training, feed, works))
     if feed.samples.inputs.device.type == "cuda" and not training.one_by_one:
