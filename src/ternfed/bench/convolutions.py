@@ -79,7 +79,7 @@ def _ways(make: Callable[[], nn.Module], size: int, grouped: bool) -> dict[str, 
     last = deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     count = CLIENTS * STEPS * BATCH
     inputs, labels = torch.randn(count, 3, size, size), torch.randint(10, (count,))
-    parts = torch.arange(count).split(STEPS * BATCH)
+    parts = torch.split(torch.arange(count), STEPS * BATCH)
     ways: dict[str, Callable[[], object]] = {
         LOOP: lambda: [_loop(model, inputs[part], labels[part]) for part in parts],
         "plain loop, channels last": lambda: [
@@ -98,7 +98,7 @@ def _loop(model: nn.Module, inputs: Tensor, labels: Tensor) -> nn.Module:
     """One client's training as anyone would write it."""
     own = deepcopy(model)
     optimizer = torch.optim.SGD(own.parameters(), lr=RATE)
-    for batch, wanted in zip(inputs.split(BATCH), labels.split(BATCH), strict=True):
+    for batch, wanted in zip(torch.split(inputs, BATCH), torch.split(labels, BATCH), strict=True):
         optimizer.zero_grad()
         nn.functional.cross_entropy(own(batch), wanted).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -112,7 +112,7 @@ def _ours(model: nn.Module, inputs: Tensor, labels: Tensor, precision: str) -> C
     trainer = trainer_for(network, training, TrainingData(Samples(inputs, labels), (0.0,), (1.0,)))
     weights = network.weights()
     local = Local({n: weights[n] for n in network.parameters}, {n: weights[n] for n in network.buffers}, {}, 0.7)
-    parts = torch.arange(len(inputs)).split(STEPS * BATCH)
+    parts = torch.split(torch.arange(len(inputs)), STEPS * BATCH)
     works = [Work.draw(local, part, training, None, seed=0, round=0, client=k) for k, part in enumerate(parts)]
     return lambda: list(trainer.train(works))
 
