@@ -257,7 +257,8 @@ def conclude(
 ) -> tuple[State, Round]:
     """Server: the next state and the round's record, from what arrived."""
     number = state.round + 1
-    server = federation.algorithm.update(state.server, uploads, helpers_of(federation, number))
+    # What it makes of a large layer's mean may take the mean's place: nobody asks for that again.
+    server = federation.algorithm.update(state.server, replace(uploads, spent=True), helpers_of(federation, number))
     server = replace(server, weights=federation.network.with_counters(server.weights))
     clock.lap("aggregate")
     measure = federation.network.task.metric.measure
