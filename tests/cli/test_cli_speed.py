@@ -1,6 +1,9 @@
 """The page of speed is made of what was stored; a peer that does not install is a sentence."""
 
+import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,33 @@ def test_a_peer_that_does_not_install_is_a_sentence(monkeypatch: pytest.MonkeyPa
     rows = list(peers.run())
     assert [row.ratio for row in rows] == [None] * len(peers.PEERS)
     assert peers.table(rows).count("does not install here: No matching distribution found") == len(rows)
+
+
+def test_packages_that_pip_does_not_find_are_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = "WARNING: slow\nERROR: Could not find a version\nERROR: No matching distribution found for pfl==0.6.0\n"
+    failed = subprocess.CompletedProcess((), 1, "", said)
+    monkeypatch.setattr(peers.venv, "create", lambda place, **options: None)
+    monkeypatch.setattr(peers.subprocess, "run", lambda *arguments, **options: failed)
+    problem = peers.environment(tmp_path / "pfl", peers.PFL)[1]
+    assert problem == "No matching distribution found for pfl==0.6.0"
+    assert not (tmp_path / "pfl").exists()
+
+
+@pytest.mark.parametrize(
+    "peer", [peer for peer in peers.PEERS if peer.folder in ("fedjax", "pfl")], ids=lambda peer: peer.folder
+)
+def test_a_peer_that_ends_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer: peers.Peer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Here because the environment lacks it: the script's last words, and no traceback."""
+    if importlib.util.find_spec(peer.folder) is not None:
+        pytest.skip(f"{peer.name} is installed here")
+    monkeypatch.setattr(peers, "PEERS", (peer,))
+    monkeypatch.setattr(peers, "environment", lambda place, needs: (Path(sys.executable), ""))
+    (row,) = peers.run(3)
+    words = f"does not run here: {peer.folder}_round.py ended: ModuleNotFoundError: No module named '{peer.folder}'"
+    assert (row.name, row.ratio, row.said) == (peer.name, None, words)
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def test_a_servers_sums_do_not_grow_with_its_clients() -> None:
