@@ -194,10 +194,10 @@ def test_a_message_shares_what_its_sender_has_in_the_same_bits() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
-    ("way", "most"), [("FedAvg", 8.0), ("T-FedAvg, differences up", 7.6), ("T-FedAvg, trits up", 10.6)]
+    ("way", "most"), [("FedAvg", 8.0), ("T-FedAvg, differences up", 7.6), ("T-FedAvg, trits up", 9.7)]
 )
 def test_a_round_of_a_large_model_holds_few_copies_of_it(way: str, most: float) -> None:
-    """6.3 and 7.9 with 20 million weights; with nine million, what does not grow with them counts for more."""
+    """6.3, 6.7 and 9.0 with 20 million weights; with nine million, what does not grow with them counts for more."""
     script = f"from ternfed.bench import big_model; print(big_model.play(9_000_000, {way!r}).copies)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert float(done.stdout) < most

@@ -120,9 +120,12 @@ def train_batched(network: Network, training: Training, feed: TrainingData, work
         )
     samples = Samples(feed.samples.inputs.flatten(1), feed.samples.labels)
     remaining = iter(works)
+    del works  # what a large client starts from is a model, and goes when it has been taken
     while window := list(islice(remaining, WINDOW)):
         if _is_large(window[0], samples):
-            yield from (_train_chunk(network, chain, training, samples, [work], alone=True)[0] for work in window)
+            window.reverse()
+            while window:
+                yield _train_chunk(network, chain, training, samples, [window.pop()], alone=True)[0]
             continue
         done: dict[int, Trained] = {}
         for chunk in _chunks(window, _clients_at_once(window[0], training, samples)):
@@ -163,18 +166,23 @@ def _train_chunk(
     chain: list[Layer],
     training: Training,
     samples: Samples,
-    works: Sequence[Work],
+    given: list[Work],
     alone: bool = False,
 ) -> list[Trained]:
     """All local steps of clients with the same rates and number of epochs, the largest client first.
 
-    `alone`: one client, which never has others beside it, so that its products need not be rounded as theirs would.
+    `alone`: one client, which never has others beside it, so that its products need not be rounded as theirs would. It
+    is taken out of its list, and what it starts from is let go.
     """
     multiply = torch.bmm if alone else _bmm
+    works = [given.pop()] if alone else given
     clients = [work.local for work in works]
     device = samples.inputs.device
     weights = {name: torch.stack([local.weights[name] for local in clients]).to(device) for name in clients[0].weights}
     factors = {name: torch.stack([local.factors[name] for local in clients]).to(device) for name in clients[0].factors}
+    if alone:
+        works = [_begun(*works)]
+        clients = [work.local for work in works]
     latents = {name: tensor for name, tensor in weights.items() if name in training.ternary}
     quantized = training.quantizer if latents else None
     thresholds = _thresholds(quantized, works, next(iter(weights.values())))
@@ -247,6 +255,12 @@ def _train_chunk(
         Trained(_taken(work.local, weights, factors, k), loss / max(work.order.shape[1], 1))
         for k, (work, loss) in enumerate(zip(works, losses.tolist(), strict=True))
     ]
+
+
+def _begun(work: Work) -> Work:
+    """The work without what it starts from; names and devices stay."""
+    empty = {name: tensor.new_empty(0) for name, tensor in work.local.weights.items()}
+    return replace(work, local=replace(work.local, weights=empty))
 
 
 def _frozen(network: Network, trained: Weights, clients: int) -> Weights:
