@@ -1,12 +1,16 @@
 """The page of speed is made of what was stored; a peer that does not install is a sentence."""
 
+import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
-from ternfed.bench import peers, server_memory, speed
+from ternfed.bench import convolutions, peers, server_memory, speed
 from ternfed.cli.app import app
 
 ROW = {"part": "wire", "what": "decoding", "promised": "≥ 400", "measured": "302", "kept": False, "command": "x"}
@@ -51,7 +55,48 @@ def test_a_peer_that_does_not_install_is_a_sentence(monkeypatch: pytest.MonkeyPa
     assert peers.table(rows).count("does not install here: No matching distribution found") == len(rows)
 
 
+def test_packages_that_pip_does_not_find_are_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = "WARNING: slow\nERROR: Could not find a version\nERROR: No matching distribution found for pfl==0.6.0\n"
+    failed = subprocess.CompletedProcess((), 1, "", said)
+    monkeypatch.setattr(peers.venv, "create", lambda place, **options: None)
+    monkeypatch.setattr(peers.subprocess, "run", lambda *arguments, **options: failed)
+    problem = peers.environment(tmp_path / "pfl", peers.PFL)[1]
+    assert problem == "No matching distribution found for pfl==0.6.0"
+    assert not (tmp_path / "pfl").exists()
+
+
+@pytest.mark.parametrize(
+    "peer", [peer for peer in peers.PEERS if peer.folder in ("fedjax", "pfl")], ids=lambda peer: peer.folder
+)
+def test_a_peer_that_ends_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer: peers.Peer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Here because the environment lacks it: the script's last words, and no traceback."""
+    if importlib.util.find_spec(peer.folder) is not None:
+        pytest.skip(f"{peer.name} is installed here")
+    monkeypatch.setattr(peers, "PEERS", (peer,))
+    monkeypatch.setattr(peers, "environment", lambda place, needs: (Path(sys.executable), ""))
+    (row,) = peers.run(3)
+    words = f"does not run here: {peer.folder}_round.py ended: ModuleNotFoundError: No module named '{peer.folder}'"
+    assert (row.name, row.ratio, row.said) == (peer.name, None, words)
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
 def test_a_servers_sums_do_not_grow_with_its_clients() -> None:
     few, many = server_memory.run((5, 50))
     assert many.sums == few.sums
     assert many.notes / 50 < 600
+
+
+def _small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_convolutions_are_measured_as_a_run_trains_them(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
+    """In bfloat16 only where the CPU has it: elsewhere that would take minutes, and the answer is a sentence."""
+    monkeypatch.setattr(convolutions, "cpu_has_bfloat16", lambda: has)
+    rows = list(convolutions.run(1, {"small": _small}, size=8))
+    assert [row.way for row in rows if row.is_ours] == ["ternfed, float32", "ternfed, bfloat16"][: 1 + has]
+    assert rows[0].speedup == 1.0
+    assert ("no instructions for bfloat16" in convolutions.table(rows)) == (not has)

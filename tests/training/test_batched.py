@@ -18,7 +18,8 @@ from ternfed.models import cnn, mlp
 from ternfed.quantize.ternary import FTTQ, TTQ, TWN, FactorGradient, Quantizer, Rule, start_factors
 from ternfed.task import CLASSIFICATION
 from ternfed.training import batched
-from ternfed.training.batched import Layer, chain_of, train_batched
+from ternfed.training.batched import train_batched
+from ternfed.training.chain import Layer, chain_of
 from ternfed.training.choose import trainer_for
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work

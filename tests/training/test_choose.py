@@ -2,8 +2,9 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from ternfed.models import mlp
 from ternfed.quantize.ternary import TWN, Quantizer
 from ternfed.round.federation import Federation, open_federation
 from ternfed.task import CLASSIFICATION
+from ternfed.training import batched
 from ternfed.training.captured import CapturedTrainer
-from ternfed.training.choose import trainer_for
+from ternfed.training.choose import Trainer, train_recovering, trainer_for
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work
 
@@ -146,3 +148,47 @@ def test_what_a_captured_trainer_holds_goes_with_it(feed: TrainingData) -> None:
     assert held() is not None
     del trainer
     assert held() is None
+
+
+def test_a_client_recovers_from_work_that_is_made_again_as_from_work_that_was_kept(feed: TrainingData) -> None:
+    """The second client diverges until its rates are a sixteenth; its work is remade each time, and never held."""
+    network, training = chain(), Training(rate=0.5, epochs=1, batch=8)
+    tried: list[tuple[int, float]] = []
+
+    def train(works: Sequence[Work]) -> Iterator[Trained]:
+        for work in works:
+            tried.append((int(work.order.min()), work.rates[0]))
+            diverges = int(work.order.min()) >= 20 and work.rates[0] > 0.04
+            weights = {name: torch.full_like(t, torch.inf) for name, t in work.local.weights.items()}
+            yield Trained(replace(work.local, weights=weights) if diverges else work.local, work.rates[0])
+
+    def losses(given: bool) -> list[float]:
+        works = works_of(network, training)
+        again = (lambda place: works_of(network, training)[place]) if given else None
+        outcomes = train_recovering(Trainer("plain", train), works, 3, again)
+        assert len(works) == (0 if given else 2)
+        return [outcome.loss for outcome in outcomes]
+
+    assert losses(given=False) == losses(given=True) == [0.5, 0.5 / 16]
+    assert tried[: len(tried) // 2] == tried[len(tried) // 2 :]
+
+
+def test_what_a_large_client_starts_from_is_let_go(feed: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "WORKING_SET", {"cpu": 100, "cuda": 100})
+    network, training = chain(), Training(rate=0.5, epochs=1, batch=8)
+    works = works_of(network, training)
+    starts = [weakref.ref(tensor) for tensor in works[0].local.weights.values()]
+    alive: list[int] = []
+
+    def steps(*arguments: Any) -> Iterator[Any]:
+        alive.append(sum(start() is not None for start in starts))
+        yield from real(*arguments)
+
+    real = batched._steps
+    monkeypatch.setattr(batched, "_steps", steps)
+    again = lambda place: works_of(network, training)[place]  # noqa: E731
+    list(train_recovering(trainer_for(network, training, feed), works[:1], 3, again))
+    assert alive == [len(starts)]  # the test's own list holds them
+    del works[1:]
+    list(train_recovering(trainer_for(network, training, feed), works, 3, again))
+    assert alive[1] == 0

@@ -45,6 +45,8 @@ class Uploads:
     skipped: int
     notes: Mapping[int, str] = field(default_factory=dict)
     """By client: what an upload was made to count as, where that is not what was sent."""
+    spent: bool = False
+    """Whether nobody will read the average again, so that its tensors may be written over."""
 
 
 class Start(NamedTuple):

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Network, Weights
-from ternfed.quantize.grid import HIGHEST, LARGEST, LOWEST, PIECE, Grid, exponents_for, largest_code, on_grid
+from ternfed.quantize.grid import BYTE, HIGHEST, LARGEST, LOWEST, PIECE, Grid, exponents_for, largest_code, on_grid
 from ternfed.wire import row_slices
 
 FINEST = 24
 """So many bits hold every code: as many as a float32 has."""
 
 
+FEW = 1 << 18
+"""Numbers of a large tensor that are rounded at a time: what comes about on the way has some forty bytes of each."""
 SMALL = 1 << 16
 """Models of so many numbers are rounded in one go."""
 BUFFER_BITS = 8
@@ -81,11 +83,15 @@ def _one_by_one(
 
 def _by_rows(tensor: Tensor, before: Tensor, bits: int, source: torch.Generator | None) -> Grid:
     """The change of a large tensor, some rows at a time: each row has a step of its own."""
-    codes = torch.empty(tensor.shape, dtype=torch.int32, device=tensor.device)
+    narrow = torch.int8 if largest_code(bits) <= BYTE else torch.int32
+    codes = torch.empty(tensor.shape, dtype=narrow, device=tensor.device)
     exponents = torch.empty(len(tensor), dtype=torch.int16, device=tensor.device)
-    for own in row_slices(tensor):
+    for own in row_slices(tensor, FEW):
         change = tensor[own].float() - before[own].float()
-        codes[own], exponents[own] = on_grid(change, _steps(change, bits), source)
+        part, exponents[own] = on_grid(change, _steps(change, bits), source)
+        if codes.dtype is torch.int8 and part.numel() and max(-int(part.min()), int(part.max())) > BYTE:
+            codes = codes.to(torch.int32)  # a change so large that no step is: it has larger codes
+        codes[own] = part
     return Grid(codes, exponents)
 
 

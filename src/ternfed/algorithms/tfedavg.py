@@ -140,7 +140,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         average = {**uploads.average}
         if up_bits:
             average |= added(before.rest, {name: average[name] for name in rest})
-        combined, wanted, latents = way.combined(average, before)
+        combined, wanted, latents = way.combined(average, before, uploads.spent)
         ternary = requantized(wanted)
         exact = {name: value.dense() for name, value in ternary.items()}
         full = with_statistics(combined, network, settings.statistics, helpers)

@@ -67,8 +67,10 @@ class Way:
     them remembers."""
     opened: Callable[[Weights], Weights]
     """The server's latent weights before the first round."""
-    combined: Callable[[Weights, ServerMemory], tuple[Weights, Weights, Weights]]
-    """From the average: the model in full precision, the ternary layers to quantize, the server's latent weights."""
+    combined: Callable[[Weights, ServerMemory, bool], tuple[Weights, Weights, Weights]]
+    """From the average: the model in full precision, the ternary layers to quantize, the server's latent weights.
+
+    True: the average may be written over."""
     lost: Callable[[Tensor, Tensor], Tensor] | None = None
     """What trits do not tell of a layer, to be added to the next average; None: the latent weights have it."""
     guarded: bool = True
@@ -142,7 +144,7 @@ def _trits(network: Network, training: Training, settings: Settings) -> Way:
     def lost(wanted: Tensor, codes: Tensor) -> Tensor:
         return settings.error_feedback * _lost(wanted, codes)
 
-    def combined(average: Weights, before: ServerMemory) -> tuple[Weights, Weights, Weights]:
+    def combined(average: Weights, before: ServerMemory, spent: bool) -> tuple[Weights, Weights, Weights]:
         return average, {name: _with_lost(average[name], before.lost.get(name)) for name in names}, {}
 
     return Way(
@@ -185,8 +187,8 @@ def _differences(network: Network, training: Training, settings: Settings) -> Wa
         changed = changes_each(layers, before, bits, [client.draw("layers") for client in clients])
         return [({**own}, memory) for own, memory in zip(changed, memories, strict=True)]
 
-    def combined(average: Weights, before: ServerMemory) -> tuple[Weights, Weights, Weights]:
-        latents = {name: _moved(before.latents[name], settings.server_rate, average[name]) for name in names}
+    def combined(average: Weights, before: ServerMemory, spent: bool) -> tuple[Weights, Weights, Weights]:
+        latents = {name: _moved(before.latents[name], settings.server_rate, average[name], spent) for name in names}
         return {**average, **latents}, latents, latents
 
     return Way(
@@ -201,11 +203,11 @@ def _differences(network: Network, training: Training, settings: Settings) -> Wa
     )
 
 
-def _moved(latents: Tensor, rate: float, change: Tensor) -> Tensor:
-    """θ + rate · change, of large layers some rows at a time."""
+def _moved(latents: Tensor, rate: float, change: Tensor, over: bool = False) -> Tensor:
+    """θ + rate · change, of large layers some rows at a time; `over`: and in place of the change."""
     if not is_large(latents):
         return latents + rate * change
-    out = torch.empty_like(latents)
+    out = change if over else torch.empty_like(latents)
     for own in row_slices(latents):
         out[own] = latents[own] + rate * change[own]
     return out

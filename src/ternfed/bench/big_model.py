@@ -59,7 +59,7 @@ class BigMessage:
     codec_decode: float
 
 
-def rounds(weights: int, limit: float = 600.0) -> Iterator[BigRound]:
+def rounds(weights: int, limit: float = 3600.0) -> Iterator[BigRound]:
     """A round of each way, in a process each."""
     for way in WAYS:
         command = [sys.executable, "-m", "ternfed.bench.big_model", str(weights), way]

@@ -50,18 +50,14 @@ def run(repeats: int = 5, tell: Callable[[str], None] = lambda text: None) -> It
             yield PeerSpeed(peer.name, None, f"does not run here: {error}")
 
 
-def _fedjax(name: str, python: Path, repeats: int) -> PeerSpeed:
-    """In turns with our own, on one core."""
-    before = os.environ.get(rounds.FEDJAX)
-    os.environ[rounds.FEDJAX] = str(python)
-    try:
-        found = {row.who: row for row in rounds.run(repeats)}
-    finally:
-        if before is None:
-            del os.environ[rounds.FEDJAX]
-        else:
-            os.environ[rounds.FEDJAX] = before
-    return PeerSpeed(name, found[name].against_fedavg, f"{found[name].seconds:.3f} s per round")
+def _in_turns(script: str) -> Callable[[str, Path, int], PeerSpeed]:
+    """One that plays a round when it is asked to: in turns with our own, on one core."""
+
+    def measure(name: str, python: Path, repeats: int) -> PeerSpeed:
+        found = {row.who: row for row in rounds.run(repeats, scripts={name: (str(python), script)})}
+        return PeerSpeed(name, found[name].against_fedavg, f"{found[name].seconds:.3f} s per round")
+
+    return measure
 
 
 def _flower(name: str, python: Path, repeats: int, limit: float = 600.0) -> PeerSpeed:
@@ -94,12 +90,14 @@ FEDJAX = (
     "fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "dm-haiku==0.0.12", "optax==0.1.9", "chex==0.1.85",
     "scipy<1.13", "numpy<2",
 )  # fmt: skip
+PFL = ("pfl==0.6.0", "torch>=2.9,<2.14")
 FLOWER = ("flwr[simulation]==1.41.0", "torch>=2.9,<2.14")
 PEERS = (
-    Peer("FedJAX", "fedjax", FEDJAX, _fedjax),
+    Peer("FedJAX", "fedjax", FEDJAX, _in_turns("fedjax_round.py")),
+    Peer("pfl", "pfl", PFL, _in_turns("pfl_round.py")),
     Peer("Flower's simulation", "flowers-simulation", FLOWER, _flower),
 )
-"""`bench/fedjax_round.py` and `bench/flower_round.py` play their rounds."""
+"""`bench/fedjax_round.py`, `bench/pfl_round.py` and `bench/flower_round.py` play their rounds."""
 
 
 def environment(place: Path, needs: tuple[str, ...], limit: float = 900.0) -> tuple[Path, str]:

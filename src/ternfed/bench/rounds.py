@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -53,13 +54,21 @@ class RoundSpeed:
     """So many times the seconds of our own FedAvg."""
 
 
-def run(rounds: int = 15, others: Mapping[str, Callable[[], object]] | None = None) -> Iterator[RoundSpeed]:
-    """Every side in turns, `rounds` times; `others` are further sides, a whole simulated round say."""
+def run(
+    rounds: int = 15,
+    others: Mapping[str, Callable[[], object]] | None = None,
+    scripts: Mapping[str, tuple[str, str]] | None = None,
+) -> Iterator[RoundSpeed]:
+    """Every side in turns, `rounds` times; `others` are further sides, a whole simulated round say.
+
+    `scripts` are other simulators: by name, the Python that has one, and the script of this folder that plays it.
+    """
+    named = {"FedJAX": (os.environ[FEDJAX], "fedjax_round.py")} if FEDJAX in os.environ else {}
     with one_thread(), ExitStack() as stack:
         stack.enter_context(_one_core())
         sides = {who: _timed(play) for who, play in {**_sides(), **(others or {})}.items()}
-        if FEDJAX in os.environ:
-            sides["FedJAX"] = stack.enter_context(_fedjax(os.environ[FEDJAX]))
+        for who, (python, script) in {**named, **(scripts or {})}.items():
+            sides[who] = stack.enter_context(_script(python, script))
         for side in sides.values():
             side()
         times = [{who: side() for who, side in sides.items()} for _ in range(rounds)]
@@ -155,21 +164,32 @@ def _one_core() -> Iterator[None]:
 
 
 @contextmanager
-def _fedjax(python: str) -> Iterator[Side]:
-    """FedJAX in a process of its own that plays a round whenever it is asked to."""
-    script = Path(__file__).with_name("fedjax_round.py")  # as a script: that Python has no ternfed
+def _script(python: str, name: str) -> Iterator[Side]:
+    """Another simulator in a process of its own that plays a round whenever it is asked to."""
+    script = Path(__file__).with_name(name)  # as a script: that Python has no ternfed
     command = [python, str(script), *map(str, (CLIENTS, SAMPLES, EPOCHS, BATCH, RATE))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, text=True) as process,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
-        answers = process.stdout
-        if answers.readline().strip() != "ready":
-            raise RuntimeError(f"{python} does not run {script.name}: see what it printed")
-        asks = process.stdin
+        asks, answers = process.stdin, process.stdout
+
+        def answer() -> str:
+            line = answers.readline().strip()
+            if not line:
+                said.seek(0)
+                reason = (said.read().strip().splitlines() or ["it said nothing"])[-1][:200]
+                raise RuntimeError(f"{name} ended: {reason}")
+            return line
 
         def side() -> float:
             print("round", file=asks, flush=True)
-            return float(answers.readline())
+            return float(answer())
 
+        if (first := answer()) != "ready":
+            raise RuntimeError(f"{name} began with {first[:80]!r}")
         yield side
         asks.close()

@@ -1,7 +1,8 @@
 """What FTTQ costs a training step: the same step with and without it, measured in turns in one run.
 
-A step is what a user's loop does: forward, loss, backward, optimizer, at batch 64. On a GPU both sides run in bfloat16
-(autocast, channels last) as captured graphs, so that launch gaps hide nothing.
+A step is what a user's loop does: forward, loss, backward, optimizer, at batch 64. On a CPU its CPU time counts, so
+that other programs do not. On a GPU both sides run in bfloat16 (autocast, channels last) as captured graphs, so that
+launch gaps hide nothing.
 """
 
 from __future__ import annotations
@@ -124,11 +125,14 @@ def capture(step: Callable[[], None], warm_up: int = 5) -> Callable[[], None]:
 
 
 def _seconds(step: Callable[[], None], steps: int, device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device == "cpu":
+        start = time.thread_time()
+        for _ in range(steps):
+            step()
+        return (time.thread_time() - start) / steps
+    torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(steps):
         step()
-    if device == "cuda":
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
     return (time.perf_counter() - start) / steps

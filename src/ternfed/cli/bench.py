@@ -55,7 +55,7 @@ def rounds(repeats: Repeats = 15) -> None:
 
 
 def peers(repeats: Repeats = 5) -> None:
-    """FedJAX on the same round, in an environment of its own that is made if need be."""
+    """FedJAX, pfl and Flower's simulation on the same round, each in an environment of its own, made if need be."""
     with answered():
         from ternfed.bench import peers as bench
 
@@ -193,7 +193,7 @@ def server_memory() -> None:
 
 
 def convolutions(repeats: Repeats = 5) -> None:
-    """A step of several clients' CNNs on the CPU: one after another, channels last, bfloat16, grouped."""
+    """Local training of the CNN and ResNet18* on the CPU: ternfed in float32 and bfloat16 against the plain loop."""
     with answered():
         from ternfed.bench import convolutions as bench
 

@@ -31,7 +31,7 @@ class Trace(NamedTuple):
     kept: Tensor
     """(n,) or (s, n/s), like the next two: 1 where the code is not 0, else 0; of large layers the codes themselves."""
     codes: Tensor
-    """In the dtype of the weights."""
+    """In the dtype of the weights; int8 of a large layer with one factor."""
     scale: Tensor
     """The size of each kept weight, or (s, 1)."""
     factors: Tensor | None
@@ -114,7 +114,12 @@ def forward_flat(
     else:
         positive, negative = (segments.spread(part) for part in factors.view(-1, 2).abs().unbind(1))
         scale = _chosen(codes.clamp_min(0), positive, negative)
-    return (codes * scale).view(-1), Trace(kept, codes, scale, factors, shapes, batched, segments, quantizer)
+    if kept is codes and scale.numel() == 1:
+        kept = codes = codes.to(torch.int8)
+        weights = room.mul_(scale)  # where the codes were
+    else:
+        weights = codes * scale
+    return weights.view(-1), Trace(kept, codes, scale, factors, shapes, batched, segments, quantizer)
 
 
 def backward(trace: Trace, gradients: Sequence[Tensor], over: bool = False) -> tuple[list[Tensor], list[Tensor]]:
@@ -134,7 +139,7 @@ def backward(trace: Trace, gradients: Sequence[Tensor], over: bool = False) -> t
 def backward_flat(trace: Trace, flat: Tensor, over: bool = False) -> tuple[Tensor, Tensor | None]:
     """`backward` of layers that lie end to end: (n,) and (s,) or (2s,)."""
     segments = trace.segments
-    flat = segments.lay(flat.to(trace.codes.dtype))
+    flat = segments.lay(flat if trace.codes.dtype is torch.int8 else flat.to(trace.codes.dtype))
     summed = _of_factors(trace, flat)
     if trace.quantizer.straight:
         return flat.view(-1), summed
@@ -142,7 +147,7 @@ def backward_flat(trace: Trace, flat: Tensor, over: bool = False) -> tuple[Tenso
         latents = flat if over else torch.empty_like(flat)
         of_pieces = (torch.split(tensor.view(-1), PIECE) for tensor in (latents, trace.codes, flat))
         for out, codes, own in zip(*of_pieces, strict=True):
-            out[:] = _chosen(codes.abs(), own * trace.scale.view(-1), own)
+            out[:] = _chosen(codes.abs().to(own.dtype), own * trace.scale.view(-1), own)
         return latents.view(-1), summed
     kept = trace.kept.abs() if trace.kept is trace.codes else trace.kept
     return _chosen(kept, flat * trace.scale, flat).view(-1), summed

@@ -19,6 +19,8 @@ LOWEST, HIGHEST = -126, 100
 """The exponents that a step may have: 2^-126 is float32's smallest normal number."""
 PIECE = 2**20
 """Numbers that are put on a grid at a time."""
+BYTE = 127
+"""No larger are codes that a byte holds."""
 LARGEST = 2**24
 """No code is larger: every multiple of a step up to here is a float32."""
 
@@ -27,7 +29,7 @@ class Grid(NamedTuple):
     """θ = codes · 2^exponent. A tuple of tensors, as `Ternary` is."""
 
     codes: Tensor
-    """int32, the shape of the tensor."""
+    """int32, the shape of the tensor; int8 of a large one whose codes are all within ±127."""
     exponents: Tensor
     """int16: one number, or one for each row of the first dimension."""
 

@@ -16,12 +16,18 @@ same for many layers in a few kernels. Equations are named by their label in the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+LARGE = 1 << 22
+"""Weights of a layer from which on memory counts more than kernels."""
+PIECE = 1 << 20
+"""Of so many, they are looked at a time."""
 
 
 class Rule(StrEnum):
@@ -73,7 +79,27 @@ class Ternary(NamedTuple):
 
     def dense(self) -> Tensor:
         """The weights themselves: scale × code, in the dtype of the scales, the shape of the codes."""
-        return torch.where(self.codes > 0, self.positive, self.negative).mul_(self.codes)
+        if not is_large(self.codes):
+            return _dense(self.codes, self.positive, self.negative)
+        out = torch.empty(self.codes.shape, dtype=self.positive.dtype, device=self.codes.device)
+        for codes, own in pieces(self.codes, out):
+            own.copy_(_dense(codes, self.positive, self.negative))
+        return out
+
+
+def _dense(codes: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    return torch.where(codes > 0, positive, negative).mul_(codes)
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Whether it is better looked at in pieces: what PyTorch makes on the way would be several more of it."""
+    return tensor.numel() >= LARGE and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Large tensors of one shape, some numbers of each at a time: views."""
+    flat = (torch.split(tensor.detach().view(-1), PIECE) for tensor in tensors)
+    return zip(*flat, strict=True)
 
 
 @dataclass(frozen=True)
@@ -107,8 +133,15 @@ FTTQ = Quantizer(Rule.MEAN, 0.05, Scale.TRAINED, FactorGradient.PAPER)
 
 def threshold(weight: Tensor, rule: Rule, factor: float) -> Tensor:
     """Δ of one layer: factor · max|θ| (eq. ttq_delta, ttq_Bound) or factor · mean|θ| (eq. Attq_Bound)."""
-    size = weight.abs()
-    return factor * (size.max() if rule is Rule.MAX else size.mean())
+    return factor * (_largest(weight) if rule is Rule.MAX else weight.abs().mean())
+
+
+def _largest(weight: Tensor) -> Tensor:
+    """max|θ|."""
+    if not is_large(weight):
+        return weight.abs().max()
+    low, high = torch.aminmax(weight)
+    return torch.maximum(-low, high)
 
 
 def client_factor(
@@ -129,28 +162,45 @@ def normalise(weight: Tensor) -> Tensor:
 
 def largest_size(weight: Tensor) -> Tensor:
     """max|θ|; 1 for an all-zero layer."""
-    largest = weight.abs().max()
+    largest = _largest(weight)
     return torch.where(largest > 0, largest, torch.ones_like(largest))
 
 
 def codes_of(weight: Tensor, delta: Tensor) -> Tensor:
     """I^t = sign(mask ⊙ θ), mask = ε(|θ| - Δ) (eq. mask_1, I): int8, the shape of the weight."""
+    if not is_large(weight):
+        return _codes(weight, delta)
+    out = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    for own, codes in pieces(weight, out):
+        codes.copy_(_codes(own, delta))
+    return out
+
+
+def _codes(weight: Tensor, delta: Tensor) -> Tensor:
     return (weight > delta).to(torch.int8).sub_((weight < -delta).to(torch.int8))
 
 
 def kept_scales(weight: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
     """w_p*, w_n*: the mean size of the weights coded +1 and -1 (eq. optimal_solution); 0 for an empty set."""
-    return _mean_size(weight, codes > 0), _mean_size(weight, codes < 0)
+    return _mean_size(weight, codes, lambda codes: codes > 0), _mean_size(weight, codes, lambda codes: codes < 0)
 
 
 def kept_scale(weight: Tensor, codes: Tensor) -> Tensor:
     """α*: the mean size of all weights coded ±1 (eq. twn and below); 0 when none is."""
-    return _mean_size(weight, codes != 0)
+    return _mean_size(weight, codes, lambda codes: codes != 0)
 
 
-def _mean_size(weight: Tensor, kept: Tensor) -> Tensor:
-    # In place, on a tensor of its own: of a large layer each further one counts.
-    return weight.abs().mul_(kept).sum() / torch.count_nonzero(kept).clamp_min(1)
+def _mean_size(weight: Tensor, codes: Tensor, which: Callable[[Tensor], Tensor]) -> Tensor:
+    """The mean size of the weights with these codes."""
+    if not is_large(weight) or not codes.is_contiguous():
+        kept = which(codes)
+        return weight.abs().mul_(kept).sum() / torch.count_nonzero(kept).clamp_min(1)
+    sizes, count = torch.empty_like(weight), torch.zeros((), dtype=torch.int64)
+    for own, own_codes, size in pieces(weight, codes, sizes):
+        kept = which(own_codes)
+        torch.mul(own.abs(), kept, out=size)
+        count += torch.count_nonzero(kept)
+    return sizes.sum() / count.clamp_min(1)  # the sum of all: one of pieces would be rounded otherwise
 
 
 def start_factors(latent: Tensor, quantizer: Quantizer) -> Tensor | None:
@@ -245,5 +295,6 @@ def requantize(weight: Tensor, rule: Rule = Rule.MAX, factor: float = 0.05, name
 
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raise `NonFiniteError` naming the tensor when it holds NaN or infinity."""
-    if not bool(torch.isfinite(tensor).all()):
+    parts = (part for (part,) in pieces(tensor)) if is_large(tensor) else (tensor,)
+    if not all(bool(torch.isfinite(part).all()) for part in parts):
         raise NonFiniteError(f"{name} holds NaN or infinity and cannot be quantized")

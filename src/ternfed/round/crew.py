@@ -8,6 +8,7 @@ that whatever the server does with them does not depend on the crew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from ternfed.round.exchange import Broadcast, Broadcasts, reply_each
 from ternfed.round.federation import Federation, Site, finish_each, prepare
 from ternfed.round.traffic import Clock
 from ternfed.training.choose import train_recovering
-from ternfed.training.work import Trained
+from ternfed.training.work import Trained, Work
 
 CHUNK = 256
 """So many clients are trained, and their models held, at a time."""
@@ -59,8 +60,13 @@ def train_here(
         ready = [prepare(site, number, broadcast, memories.get(site.index, fresh())) for site in sites]
         clock.lap("prepare")
         orders, started = [work.order for work, _ in ready], [memory for _, memory in ready]
-        trained = train_recovering(federation.trainer, [work for work, _ in ready], federation.algorithm.retries)
+        works = [work for work, _ in ready]
         del ready  # the trainer has what it needs
+        again = None
+        if chunk == 1:  # a large model
+            again = partial(_again, sites, number, broadcast, memories)
+        trained = train_recovering(federation.trainer, works, federation.algorithm.retries, again)
+        del works
         for first in range(0, len(sites), together):
             part = slice(first, first + together)
             done = list(islice(trained, together))
@@ -68,6 +74,12 @@ def train_here(
                 del trained  # and what the clients started from
             clock.lap("train")
             yield from _sent(sites[part], number, broadcast, started[part], orders[part], done)
+
+
+def _again(sites: Sequence[Site], number: int, broadcast: Broadcast, memories: Mapping[int, Any], place: int) -> Work:
+    """The work of a client once more: nothing but its draws is random, and these are the same."""
+    site = sites[place]
+    return prepare(site, number, broadcast, memories.get(site.index, site.algorithm.client_memory()))[0]
 
 
 def at_once(federation: Federation) -> int:

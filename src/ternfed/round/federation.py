@@ -237,10 +237,15 @@ def finish_each(
 
 def answer(site: Site, round: int, broadcast: Broadcast, memory: Any) -> tuple[bytes, Any]:
     """Client: its whole half of a round."""
-    work, memory = prepare(site, round, broadcast, memory)
-    (trained,) = train_recovering(site.trainer, [work], site.algorithm.retries)
-    order = work.order
-    del work  # where it started from: the message says that too
+    before = memory
+
+    def again(_: int) -> Work:
+        return prepare(site, round, broadcast, before)[0]
+
+    work, memory = prepare(site, round, broadcast, before)
+    order, works = work.order, [work]
+    del work  # where it starts from: the message says that too
+    (trained,) = train_recovering(site.trainer, works, site.algorithm.retries, again)
     broadcast.message.forget_weights()
     message, memory = finish(site, round, broadcast, memory, order, trained)
     del trained  # the message says how far it came
@@ -252,7 +257,8 @@ def conclude(
 ) -> tuple[State, Round]:
     """Server: the next state and the round's record, from what arrived."""
     number = state.round + 1
-    server = federation.algorithm.update(state.server, uploads, helpers_of(federation, number))
+    # What it makes of a large layer's mean may take the mean's place: nobody asks for that again.
+    server = federation.algorithm.update(state.server, replace(uploads, spent=True), helpers_of(federation, number))
     server = replace(server, weights=federation.network.with_counters(server.weights))
     clock.lap("aggregate")
     measure = federation.network.task.metric.measure

@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 from ternfed.algorithms.algorithm import Local, Network, Training, Weights
 from ternfed.algorithms.optimizers import Adam, Optimizer
 from ternfed.data.values import Samples
-from ternfed.models import Flatten
 from ternfed.quantize import fused
 from ternfed.quantize.ternary import Quantizer, Scale, check_threshold_factor
+from ternfed.training.chain import Layer, chain_of
 from ternfed.training.work import Trained, TrainingData, Work
 
 WINDOW = 256
@@ -45,63 +44,6 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 """The batched product."""
 
 
-class Layer(NamedTuple):
-    """One linear layer of a chain: the names of its tensors, and whether ReLU follows."""
-
-    weight: str
-    bias: str | None
-    relu: bool
-
-
-def chain_of(model: nn.Module, shape: Sequence[int] | None = None) -> list[Layer] | None:
-    """The layers of a network of Flatten, Linear, ReLU and Identity in a row; None for every other network.
-
-    `shape` is that of one sample: a network that cannot take it as it stands is no chain either. Whatever would make
-    the hand-written pass differ from the model's own (hooks, parametrizations, shared weights) gives None.
-    """
-    parts = _parts(model, "")
-    if parts is None or any(_is_altered(module) for module in model.modules()):
-        return None
-    tensors = [t for _, part in parts if isinstance(part, nn.Linear) for t in part.parameters()]
-    if len({id(t) for t in tensors}) < len(tensors):
-        return None
-    flat, width = shape is None or len(shape) == 1, None if shape is None else prod(shape)
-    layers: list[Layer] = []
-    for name, part in parts:
-        if isinstance(part, nn.Linear):
-            if not flat or width not in (None, part.in_features):
-                return None
-            width = part.out_features
-            layers.append(Layer(f"{name}weight", None if part.bias is None else f"{name}bias", False))
-        elif isinstance(part, nn.ReLU):
-            if not layers:
-                return None
-            layers[-1] = layers[-1]._replace(relu=True)
-        elif isinstance(part, Flatten | nn.Flatten):
-            if isinstance(part, Flatten) and width not in (None, part.features):
-                return None
-            flat = True
-    return layers or None
-
-
-def _parts(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
-    """The modules of a chain with the prefix of their tensors' names; None when one is of another kind."""
-    # The exact type: a subclass may compute anything, and a parametrized layer is a subclass.
-    if type(module) is nn.Sequential:
-        parts = [_parts(child, f"{name}{key}.") for key, child in module._modules.items() if child is not None]
-        return None if None in parts else [part for inner in parts if inner is not None for part in inner]
-    if type(module) in (nn.Linear, nn.ReLU, nn.Identity, Flatten):
-        return [(name, module)]
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return [(name, module)]
-    return None
-
-
-def _is_altered(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(module)
-
-
 def trainable_chain(network: Network, training: Training, feed: TrainingData) -> list[Layer] | None:
     """The chain whose steps, as written here, are those of `train_one`; None where they would not be."""
     own_loss = network.task.loss is nn.functional.cross_entropy
@@ -120,9 +62,12 @@ def train_batched(network: Network, training: Training, feed: TrainingData, work
         )
     samples = Samples(feed.samples.inputs.flatten(1), feed.samples.labels)
     remaining = iter(works)
+    del works  # what a large client starts from is a model, and goes when it has been taken
     while window := list(islice(remaining, WINDOW)):
         if _is_large(window[0], samples):
-            yield from (_train_chunk(network, chain, training, samples, [work], alone=True)[0] for work in window)
+            window.reverse()
+            while window:
+                yield _train_chunk(network, chain, training, samples, [window.pop()], alone=True)[0]
             continue
         done: dict[int, Trained] = {}
         for chunk in _chunks(window, _clients_at_once(window[0], training, samples)):
@@ -163,18 +108,23 @@ def _train_chunk(
     chain: list[Layer],
     training: Training,
     samples: Samples,
-    works: Sequence[Work],
+    given: list[Work],
     alone: bool = False,
 ) -> list[Trained]:
     """All local steps of clients with the same rates and number of epochs, the largest client first.
 
-    `alone`: one client, which never has others beside it, so that its products need not be rounded as theirs would.
+    `alone`: one client, which never has others beside it, so that its products need not be rounded as theirs would. It
+    is taken out of its list, and what it starts from is let go.
     """
     multiply = torch.bmm if alone else _bmm
+    works = [given.pop()] if alone else given
     clients = [work.local for work in works]
     device = samples.inputs.device
     weights = {name: torch.stack([local.weights[name] for local in clients]).to(device) for name in clients[0].weights}
     factors = {name: torch.stack([local.factors[name] for local in clients]).to(device) for name in clients[0].factors}
+    if alone:
+        works = [_begun(*works)]
+        clients = [work.local for work in works]
     latents = {name: tensor for name, tensor in weights.items() if name in training.ternary}
     quantized = training.quantizer if latents else None
     thresholds = _thresholds(quantized, works, next(iter(weights.values())))
@@ -247,6 +197,12 @@ def _train_chunk(
         Trained(_taken(work.local, weights, factors, k), loss / max(work.order.shape[1], 1))
         for k, (work, loss) in enumerate(zip(works, losses.tolist(), strict=True))
     ]
+
+
+def _begun(work: Work) -> Work:
+    """The work without what it starts from; names and devices stay."""
+    empty = {name: tensor.new_empty(0) for name, tensor in work.local.weights.items()}
+    return replace(work, local=replace(work.local, weights=empty))
 
 
 def _frozen(network: Network, trained: Weights, clients: int) -> Weights:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
 
 from ternfed.algorithms.algorithm import Local, Network, Training
 from ternfed.training.batched import train_batched, trainable_chain
+from ternfed.training.bfloat16 import slow_precision, warn_once
 from ternfed.training.captured import CapturedTrainer
 from ternfed.training.plain import train_one
 from ternfed.training.work import Trained, TrainingData, Work, placed
@@ -37,31 +39,44 @@ SMALL = 1 << 16
 """Weights of a model that are looked at in one go."""
 
 
-def train_recovering(trainer: Trainer, works: Sequence[Work], tries: int) -> Iterator[Trained]:
-    """The outcomes, in order; a client that diverged trains again at a quarter of its rates."""
-    outcomes = trainer.train(works)
+def train_recovering(
+    trainer: Trainer, works: list[Work], tries: int, again: Callable[[int], Work] | None = None
+) -> Iterator[Trained]:
+    """The outcomes, in order; a client that diverged trains again at a quarter of its rates.
+
+    With `again`, which makes the work at a place of the list once more, the list is emptied: what a large model starts
+    from is another model.
+    """
+    mine, count = list(works), len(works)
+    if again is None:
+        again = mine.__getitem__
+    else:
+        works.clear()
+    outcomes = trainer.train(mine)
+    del mine
     # Nothing here may hold an outcome while the next one comes about: each is a whole model.
-    return (_recovered(trainer, next(outcomes), work, tries) for work in works)
+    return (_recovered(trainer, next(outcomes), partial(again, place), tries) for place in range(count))
 
 
-def _recovered(trainer: Trainer, outcome: Trained, work: Work, tries: int) -> Trained:
-    again = work
+def _recovered(trainer: Trainer, outcome: Trained, work: Callable[[], Work], tries: int) -> Trained:
+    rates: tuple[float, float, float] | None = None
     for _ in range(tries):
         if _is_sound(outcome, work):
             break
-        first, latents, factors = again.rates
-        again = replace(again, rates=(first / 4, latents / 4, factors / 4))
-        (outcome,) = trainer.train([again])
+        once_more = work()
+        first, latents, factors = once_more.rates if rates is None else rates
+        rates = first / 4, latents / 4, factors / 4
+        (outcome,) = trainer.train([replace(once_more, rates=rates)])
     return outcome
 
 
-def _is_sound(trained: Trained, work: Work) -> bool:
+def _is_sound(trained: Trained, work: Callable[[], Work]) -> bool:
     """Whether all numbers are finite, and no weight has exploded."""
     if not all(bool(torch.isfinite(tensor).all()) for tensor in trained.local.buffers.values()):
         return False
     largest = _largest(trained.local)
     # Most are below it whatever they started from, and need not be compared with that.
-    return math.isfinite(largest) and (largest <= GROWTH or largest <= GROWTH * _largest(work.local))
+    return math.isfinite(largest) and (largest <= GROWTH or largest <= GROWTH * _largest(work().local))
 
 
 def _largest(local: Local) -> float:
@@ -76,7 +91,9 @@ def _largest(local: Local) -> float:
 
 
 def trainer_for(network: Network, training: Training, feed: TrainingData) -> Trainer:
-    """The fastest trainer there is that gives what `train_one` gives."""
+    """The fastest trainer there is that gives what `train_one` gives; what will be slow is said."""
+    if (slow := slow_precision(training.precision, feed.samples.inputs.device.type)) is not None:
+        warn_once(slow)
     if trainable_chain(network, training, feed) is not None:
         return Trainer("batched", lambda works: train_batched(network, training, feed, works))
     if feed.samples.inputs.device.type == "cuda" and not training.one_by_one:

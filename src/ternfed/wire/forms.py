@@ -99,9 +99,9 @@ def dense_rows(value: Value) -> Iterator[tuple[slice, Tensor]]:
         yield own, form.dense(form.rows(value, own))
 
 
-def row_slices(tensor: Tensor) -> Iterator[slice]:
-    """The rows of a tensor, about `PIECE` numbers at a time."""
-    step = max(1, PIECE // max(1, tensor[:1].numel()))
+def row_slices(tensor: Tensor, numbers: int | None = None) -> Iterator[slice]:
+    """The rows of a tensor, about so many numbers at a time, or `PIECE`."""
+    step = max(1, (numbers or PIECE) // max(1, tensor[:1].numel()))
     return (slice(at, at + step) for at in range(0, len(tensor), step))
 
 

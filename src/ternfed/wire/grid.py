@@ -26,6 +26,10 @@ from ternfed.wire.schema import Kind, Slot
 from ternfed.wire.trits import Bytes
 
 PLANES, ANS = 1, 2
+LARGE = 1 << 20
+"""Numbers of a slot from which on its codes are single bytes where they fit: they are a quarter of a model."""
+WIDTHS = (torch.int32, torch.int8)
+"""That codes have."""
 
 
 def _slot(name: str, value: Grid) -> Slot:
@@ -36,12 +40,12 @@ def _check(slot: Slot, value: Grid) -> None:
     """Shapes and dtypes; how large numbers may be is asked of all slots at once, when they are coded."""
     codes, exponents = value
     if type(codes) is type(exponents) is Tensor and codes.layout is torch.strided:
-        is_codes = codes.dtype is torch.int32 and codes.shape == slot.shape
+        is_codes = codes.dtype in WIDTHS and codes.shape == slot.shape
         if is_codes and exponents.dtype is torch.int16 and exponents.shape == exponents_shape(slot):
             return  # as thousands of small messages are; the rest finds the words
     check_tensor(slot, value.codes)
-    if value.codes.dtype is not torch.int32:
-        raise MessageError(f"{slot.name}: codes are int32, not {value.codes.dtype}")
+    if value.codes.dtype not in WIDTHS:
+        raise MessageError(f"{slot.name}: codes are int32 or int8, not {value.codes.dtype}")
     shape = exponents_shape(slot)
     if value.exponents.dtype is not torch.int16 or tuple(value.exponents.shape) != shape:
         raise MessageError(
@@ -96,20 +100,47 @@ def _encode(slots: Slots, values: Sequence[Grid], held: HeldGrids | None, option
         return Coded(planes, codec=PLANES)
     found = histograms(codes, layout.sizes)
     if held is not None:
-        differences, alone = held.nearest(exponents), roughly(found)
-        np.subtract(codes, differences, out=differences)
-        # What a reference saves has to pay for the eight bytes of its digest.
-        if needs_more(differences, alone - 64):
+        given = (_left_of_large if len(codes) > LARGE else _left)(codes, exponents, held, found)
+        if given is None:
             held = None
-        elif roughly(changed := histograms(differences, layout.sizes)) + 64 < alone:
-            codes, found = differences, changed
         else:
-            held = None
-        del differences
+            codes, found = given
+        del given
     stream = write(codes, exponents, plan(found), layout)
     if len(planes) < len(stream) + (0 if held is None else 8):
         return Coded(planes, codec=PLANES)
     return Coded(stream, codec=ANS, given=None if held is None else held.digest)
+
+
+Left = tuple[Numbers, list[Histogram]]
+"""What a reference leaves to be said of all slots, and the histogram of each; None where it does not pay: it has to
+save more than the eight bytes of its digest."""
+
+
+def _left(codes: Numbers, exponents: Numbers, held: HeldGrids, found: list[Histogram]) -> Left | None:
+    differences, alone = held.nearest(exponents), roughly(found)
+    np.subtract(codes, differences, out=differences)
+    if needs_more((differences,), alone - 64):
+        return None
+    changed = histograms(differences, layout_of(held.slots).sizes)
+    return (differences, changed) if roughly(changed) + 64 < alone else None
+
+
+def _left_of_large(codes: Numbers, exponents: Numbers, held: HeldGrids, found: list[Histogram]) -> Left | None:
+    """`_left`, which makes the differences of all slots, a whole model, only where they are of use."""
+    alone, changed, stop = roughly(found), list(found), 0
+    if needs_more((codes[own] - expected for own, expected in held.blocks(exponents)), alone - 64):
+        return None
+    for place, (size, has) in enumerate(zip(layout_of(held.slots).sizes, held.has, strict=True)):
+        start, stop = stop, stop + size
+        if has and size:  # of the others nothing is expected
+            blocks = held.blocks(exponents, start, stop)
+            changed[place] = histogram([codes[own] - expected for own, expected in blocks])
+    if roughly(changed) + 64 >= alone:
+        return None
+    differences = held.nearest(exponents)
+    np.subtract(codes, differences, out=differences)
+    return differences, changed
 
 
 def _decode(slots: Slots, coded: Coded, held: HeldGrids | None) -> list[Grid]:
@@ -125,7 +156,7 @@ def _decode(slots: Slots, coded: Coded, held: HeldGrids | None) -> list[Grid]:
     for slot, size, count in zip(slots, layout.sizes, layout.steps, strict=True):
         # Every tensor in memory of its own.
         own = codes if size == len(codes) else codes[at : at + size].copy()
-        own = own.astype(np.int32, copy=False)
+        own = own.astype(np.int8 if size > LARGE and _fits(own) else np.int32, copy=False)
         powers = torch.from_numpy(steps[step : step + count].copy()).reshape(exponents_shape(slot))
         out.append(Grid(torch.from_numpy(own).reshape(slot.shape), powers))
         at, step = at + size, step + count
@@ -282,7 +313,8 @@ def _largest(value: Grid) -> float:
         least, most = (int(end) for end in torch.aminmax(codes))
         return float(max(-least, most)) * 2.0 ** int(exponents)
     rows = torch.aminmax(codes.flatten(1) if codes.dim() > 1 else codes[:, None], dim=1)
-    return float(torch.ldexp(torch.maximum(-rows.min, rows.max).double(), exponents.int()).max())
+    sizes = torch.maximum(-rows.min.int(), rows.max.int())  # of bytes, -(-128) is none
+    return float(torch.ldexp(sizes.double(), exponents.int()).max())
 
 
 GRID: Form[Grid, HeldGrids] = Form(
@@ -293,7 +325,7 @@ GRID: Form[Grid, HeldGrids] = Form(
     referring=frozenset({"ans"}),
     own_flags=0,
     fields=Grid._fields,
-    parts=Grid._asdict,
+    parts=lambda grid: {"codes": grid.codes.int(), "exponents": grid.exponents},
     join=lambda parts: Grid(**parts),
     slot=_slot,
     check=_check,

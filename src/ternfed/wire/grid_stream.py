@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -16,9 +16,6 @@ from ternfed.wire.errors import ImpossibleCount, TrailingBytes, Truncated, Wrong
 from ternfed.wire.groups import FINE, groups_of
 from ternfed.wire.held_grids import Layout
 from ternfed.wire.numbers import BLOCK, Histogram, Model, Numbers, histogram, joined, pop, push, read_model
-
-PIECE = 1 << 20
-"""Numbers that are looked at together: temporaries of all of them would be some more models."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +31,14 @@ def roughly(found: Sequence[Histogram]) -> float:
     return joined(found).model(FINE).bits if found else 0.0
 
 
-def needs_more(numbers: Numbers, bits: float) -> bool:
+def needs_more(pieces: Iterable[Numbers], bits: float) -> bool:
     """Whether `roughly` certainly exceeds this, by the bits below the buckets alone: a quick no to a useless reference.
 
     A number of 2^k or more has at least k - FINE such bits.
     """
     below = 0
-    for at in range(0, len(numbers), PIECE):
-        sizes, least = np.abs(numbers[at : at + PIECE]), 2 << FINE
+    for numbers in pieces:
+        sizes, least = np.abs(numbers), 2 << FINE
         while below <= bits and (beyond := int(np.count_nonzero(sizes >= least))):
             below += beyond
             least <<= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -90,9 +91,16 @@ class HeldGrids:
             steps = self.flat * np.repeat(np.ldexp(1.0, -exponents), layout.lengths, axis=1)
             codes: Numbers = np.rint(steps, out=steps).clip(-LARGEST, LARGEST).astype(np.int32)
             return codes
-        scales, out = np.ldexp(1.0, -exponents), np.empty(layout.total, np.int32)
-        for start in range(0, layout.total, BLOCK):
-            stop = min(start + BLOCK, layout.total)
-            steps = self.flat[start:stop] * layout.along(scales, start, stop)
-            out[start:stop] = np.rint(steps, out=steps).clip(-LARGEST, LARGEST)
+        out = np.empty(layout.total, np.int32)
+        for own, codes in self.blocks(exponents):
+            out[own] = codes
         return out
+
+    def blocks(self, exponents: Numbers, first: int = 0, last: int | None = None) -> Iterator[tuple[slice, Numbers]]:
+        """The same for one message, some numbers at a time, from one to another: all of a large one are a model."""
+        layout, scales = layout_of(self.slots), np.ldexp(1.0, -exponents)
+        last = layout.total if last is None else last
+        for start in range(first, last, BLOCK):
+            stop = min(start + BLOCK, last)
+            steps = self.flat[start:stop] * layout.along(scales, start, stop)
+            yield slice(start, stop), np.rint(steps, out=steps).clip(-LARGEST, LARGEST).astype(np.int32)
