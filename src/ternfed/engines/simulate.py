@@ -25,6 +25,7 @@ from ternfed.round.audit import finished, is_audited
 from ternfed.round.crew import Answer, Crew, at_once, train_here
 from ternfed.round.exchange import Broadcast, Broadcasts, collect_each
 from ternfed.round.federation import Federation, RoundOutcome, conclude, let_go, open_federation
+from ternfed.round.heap import settled
 from ternfed.round.intake import Intake
 from ternfed.round.state import State, kept_bytes, pack, unpack
 from ternfed.round.traffic import Clock, Traffic
@@ -165,6 +166,7 @@ def _checkpoint_bytes(federation: Federation) -> int:
     return kept + sum(tensor.nbytes for tensor in pack(state)[0].values())
 
 
+@settled()
 def play_round(
     federation: Federation, state: State, tell: Tell = tell_nobody, crew: Crew | None = None
 ) -> tuple[State, Round]:
