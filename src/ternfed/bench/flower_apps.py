@@ -93,10 +93,10 @@ RATES: Mapping[Case, Rates] = {
     Case("FedYogi"): {"eta": 0.01, "tau": 0.001},
     Case("FedAdagrad"): {"eta": 0.02, "tau": 0.001},
     Case("QFedAvg"): {"client_learning_rate": 1.0},
-    Case("FedAdam", norm=True): {"eta": 0.02, "tau": 0.001},
-    Case("FedYogi", norm=True): {"eta": 0.01, "tau": 0.001},
-    Case("FedAdagrad", norm=True): {"eta": 0.02, "tau": 0.001},
-    Case("QFedAvg", norm=True): {"client_learning_rate": 1.0},
+    Case("FedAdam", norm=True): {"beta_1": 0.0, "tau": 0.1, "eta": 0.3},
+    Case("FedYogi", norm=True): {"beta_1": 0.0, "tau": 1.0, "eta": 1.0},
+    Case("FedAdagrad", norm=True): {"tau": 1.0, "eta": 1.0},
+    Case("QFedAvg", norm=True): {"client_learning_rate": 100.0},
 }
 """With which the app learns without ternfed. Those with BatchNorm were chosen by `flower_rates`, on held-out images."""
 

@@ -18,14 +18,18 @@ from typing import NamedTuple
 from ternfed.bench.flower_apps import PLAIN, Case, Data, play
 from ternfed.bench.tables import markdown
 
-_ADAPTIVE = {"tau": (0.01, 0.1, 1.0), "eta": (0.03, 0.1, 0.3, 1.0, 3.0)}
-GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
-    "FedAdam": _ADAPTIVE,
-    "FedYogi": _ADAPTIVE,
-    "FedAdagrad": _ADAPTIVE,
-    "QFedAvg": {"client_learning_rate": (1.0, 3.0, 10.0, 30.0, 100.0)},
+_ETAS = (0.03, 0.1, 0.3, 1.0, 3.0)
+_WITH_MOMENTUM = (
+    {"beta_1": (0.0,), "tau": (0.1, 1.0), "eta": _ETAS},
+    {"beta_1": (0.9,), "tau": (0.01, 0.1, 1.0), "eta": _ETAS},
+)
+GRIDS: Mapping[str, Sequence[Mapping[str, tuple[float, ...]]]] = {
+    "FedAdam": _WITH_MOMENTUM,
+    "FedYogi": _WITH_MOMENTUM,
+    "FedAdagrad": ({"tau": (0.01, 0.1, 1.0), "eta": _ETAS},),
+    "QFedAvg": ({"client_learning_rate": (1.0, 3.0, 10.0, 30.0, 100.0)},),
 }
-"""What is tried of each strategy: every combination."""
+"""What is tried of each strategy: every combination of each grid."""
 SEEDS = (10, 11, 12)
 """Others than those of the table."""
 
@@ -57,8 +61,7 @@ def run(names: Sequence[str], seeds: Sequence[int], given: Data, kept: Path | No
     logging.getLogger("flwr").setLevel(logging.ERROR)
     known = {each[:3]: each for each in ([] if kept is None else read(kept))}
     for name in names:
-        for values, seed in product(product(*GRIDS[name].values()), seeds):
-            rates = tuple(zip(GRIDS[name], values, strict=True))
+        for rates, seed in product(choices(name), seeds):
             if (name, rates, seed) not in known:
                 outcome = play(Case(name, norm=True), PLAIN, seed, given, rates=dict(rates))
                 known[name, rates, seed] = Tried(name, rates, seed, outcome.accuracy)
@@ -69,6 +72,11 @@ def run(names: Sequence[str], seeds: Sequence[int], given: Data, kept: Path | No
             yield known[name, rates, seed]
 
 
+def choices(name: str) -> list[Choice]:
+    """The rates that are tried of a strategy."""
+    return [tuple(zip(grid, values, strict=True)) for grid in GRIDS[name] for values in product(*grid.values())]
+
+
 def read(file: Path) -> list[Tried]:
     """What was tried and kept; nothing where there is no file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -77,7 +85,12 @@ def read(file: Path) -> list[Tried]:
 
 def _tried(table: Mapping[str, float]) -> Tried:
     name = str(table["strategy"])
-    return Tried(name, tuple((rate, table[rate]) for rate in GRIDS[name]), int(table["seed"]), table["accuracy"])
+    return Tried(name, tuple((rate, table[rate]) for rate in _names(name)), int(table["seed"]), table["accuracy"])
+
+
+def _names(strategy: str) -> tuple[str, ...]:
+    """Of its rates; the last one goes across a table."""
+    return tuple(GRIDS[strategy][0])
 
 
 def best(tried: Iterable[Tried]) -> dict[str, dict[str, float]]:
@@ -88,7 +101,7 @@ def best(tried: Iterable[Tried]) -> dict[str, dict[str, float]]:
 
 def table(tried: Iterable[Tried]) -> str:
     """Accuracy in percent, the mean over the seeds; each strategy's best is bold. One table for each kind of rates."""
-    known = list(tried)
+    known = sorted(tried, key=lambda each: (list(GRIDS).index(each.strategy), choices(each.strategy).index(each.rates)))
     means, picked = _means(known), best(known)
 
     def cell(name: str, rates: Choice) -> str:
@@ -98,15 +111,16 @@ def table(tried: Iterable[Tried]) -> str:
         return f"**{text}**" if picked[name] == dict(rates) else text
 
     tables = []
-    for kind in dict.fromkeys(tuple(GRIDS[each.strategy]) for each in known):
-        own = [each for each in known if tuple(GRIDS[each.strategy]) == kind]
+    for kind in dict.fromkeys(_names(each.strategy) for each in known):
+        own = [each for each in known if _names(each.strategy) == kind]
         across = sorted({each.rates[-1] for each in own}, key=lambda rate: rate[1])
         rows = dict.fromkeys((each.strategy, each.rates[:-1]) for each in own)
         lines = [
             (name, *(f"{value:g}" for _, value in first), *(cell(name, (*first, last)) for last in across))
             for name, first in rows
         ]
-        tables.append(markdown(("strategy", *kind[:-1], *(f"{name} {value:g}" for name, value in across)), lines))
+        numbers = [f"{value:g}" for _, value in across]
+        tables.append(markdown(("strategy", *kind[:-1], f"{kind[-1]} {numbers[0]}", *numbers[1:]), lines))
     return "\n\n".join(tables)
 
 
