@@ -50,6 +50,44 @@ def test_nothing_is_encoded_while_nobody_is_there(monkeypatch: pytest.MonkeyPatc
     assert attempt.dropped == {client: f"client {client}: was not there" for client in range(3)}
 
 
+def test_a_reply_that_broke_off_is_not_asked_for_and_its_client_is_dropped_at_the_deadline() -> None:
+    """Flower waits for the rest of it for more than an hour, and no other reply is read meanwhile."""
+    asked = list[list[str]]()
+
+    class Gate(Nobody):
+        def is_ready(self, client: int) -> bool:
+            return True
+
+        def is_uploading(self, client: int) -> bool:
+            return False
+
+        def is_coming(self, client: int, message: str) -> bool:
+            return client == 1
+
+        def wake(self) -> None: ...
+
+        def forget(self, client: int) -> list[str]:
+            return []
+
+    class Link:
+        def push(self, clients: list[int], *more: Any) -> list[str]:
+            return [f"to {client}" for client in clients]
+
+        def pull(self, identities: list[str]) -> list[Any]:
+            asked.append(identities)
+            return []
+
+        def discard(self, identities: list[str]) -> None: ...
+
+    federation = open_digits(small(3, 1))
+    connections: Any = SimpleNamespace(link=Link(), gate=Gate(), answering=set(), tell=lambda moment: None)
+    attempt = server._Attempt(federation, connections, federation.open(), server.Terms(deadline=0.01), {})
+    attempt.play()
+    assert asked
+    assert all("to 1" not in each and {"to 0", "to 2"} <= set(each) for each in asked)
+    assert attempt.dropped[1] == "client 1: did not answer within 0.01 s"
+
+
 @pytest.mark.parametrize("name", ["tfedavg", "eden", "fedpm", "cmfl"])
 def test_a_model_whose_own_values_were_let_go_trains_and_scores_as_before(name: str) -> None:
     experiment = small(2, 1, f"algorithm.name={name}")

@@ -156,6 +156,23 @@ def test_clients_keep_what_is_left_out_unless_the_strategy_adapts_or_picks(name:
         assert TernaryStrategy(small(STRATEGIES[name]), error_feedback=asked).error_feedback is asked
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("Krum", 0.999, 1.001), ("FedAdam", 1.05, 1.3), ("FedAvg", 0.999, 1.001)]
+)
+def test_an_upload_is_as_long_as_the_update_unless_it_is_to_be_right_in_the_mean(
+    name: str, low: float, high: float
+) -> None:
+    start, log = state_of(network()), list[Any]()
+    strategy = TernaryStrategy(small(STRATEGIES[name]), seed=1)
+    grid = grid_of(client_app(start, log=log))
+    replies = list(grid.send_and_receive(strategy.configure_train(1, record(start), ConfigRecord(), grid)))
+    strategy.aggregate_train(1, replies)
+    for reply, (_, received, _) in zip(replies, log, strict=True):
+        goal = target(start, reply.metadata.src_node_id - 1)["2.weight"]
+        told = arrays(reply.content["arrays"])["2.weight"] - received["2.weight"]
+        assert low < np.linalg.norm(told) / np.linalg.norm(0.5 * (goal - received["2.weight"])) < high
+
+
 def test_without_error_feedback_an_adaptive_strategy_sees_less_noise() -> None:
     """What is left out now and sent later counts twice in its second moments, as a step there and as one back."""
     start, excess = state_of(network()), list[float]()

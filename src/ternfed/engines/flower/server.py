@@ -199,7 +199,7 @@ class _Attempt:
         end = time.monotonic() + self.terms.deadline
         while self._pending and time.monotonic() < end:
             self.connections.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
-            for reply in self.connections.link.pull(list(self._pending)):
+            for reply in self.connections.link.pull(self._whole()):
                 self._take(reply, end)
             self._tell("train")
         for identity, (client, _) in self._pending.items():
@@ -207,6 +207,11 @@ class _Attempt:
             self.connections.link.discard([identity, *self.connections.gate.forget(client)])
         self.clock.lap("clients")
         self._tell("aggregate")
+
+    def _whole(self) -> list[str]:
+        """The messages whose replies are there, or have not been begun: nobody waits for one that is on its way."""
+        gate = self.connections.gate
+        return [identity for identity, (client, _) in self._pending.items() if not gate.is_coming(client, identity)]
 
     def _wait_for_ready(self) -> set[int]:
         """Who of the chosen is there. One that did not answer when it was last asked is not waited for."""
