@@ -299,6 +299,13 @@ def _share(metrics: Mapping[int, Any], way: str) -> float:
     return sum(sent) / sum(size / share for size, share in zip(sent, shares, strict=True))
 
 
+def quiet() -> None:
+    """Flower says nothing but errors."""
+    import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
 Play = Callable[..., Iterable[Outcome]]
 """Makes the runs of one row in one mode, from some seeds."""
 
@@ -339,9 +346,7 @@ def run(
 
     `kept` is a file of outcomes, one JSON object per line: those in it are not run again, new ones are added.
     """
-    import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
-
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    quiet()
     check_bits(bits_up)
     chosen, known = list(seeds), {} if kept is None else read_outcomes(kept)
     for case in rows:
@@ -390,6 +395,7 @@ def again(
 
     It has the same seed, the same node ids, and the same clients in each round.
     """
+    quiet()
     for first in outcomes:
         if len(first.nodes) != CLIENTS:
             raise ValueError(f"{first.case.label}, {first.mode}, seed {first.seed}: not all of its node ids are known")

@@ -8,14 +8,13 @@ learn badly, with or without ternfed, and nothing can be compared.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from ternfed.bench.flower_apps import PLAIN, Case, Data, play
+from ternfed.bench.flower_apps import PLAIN, Case, Data, play, quiet
 from ternfed.bench.tables import markdown
 
 _ETAS = (0.03, 0.1, 0.3, 1.0, 3.0)
@@ -56,9 +55,7 @@ def chosen(names: Sequence[str] | None = None) -> list[str]:
 
 def run(names: Sequence[str], seeds: Sequence[int], given: Data, kept: Path | None = None) -> Iterator[Tried]:
     """Every choice of rates from every seed; `kept` is a file of tries: what is in it is not run again."""
-    import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
-
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    quiet()
     known = {each[:3]: each for each in ([] if kept is None else read(kept))}
     for name in names:
         for rates, seed in product(choices(name), seeds):
