@@ -50,13 +50,18 @@ def test_nothing_is_encoded_while_nobody_is_there(monkeypatch: pytest.MonkeyPatc
     assert attempt.dropped == {client: f"client {client}: was not there" for client in range(3)}
 
 
-def test_a_reply_that_broke_off_is_not_asked_for_and_its_client_is_dropped_at_the_deadline() -> None:
-    """Flower waits for the rest of it for more than an hour, and no other reply is read meanwhile."""
+@pytest.mark.parametrize(
+    ("asks", "reason"),
+    [(True, "its upload broke off"), (False, "did not answer within 0.01 s")],
+    ids=["asks", "silent"],
+)
+def test_a_reply_that_is_not_whole_is_not_asked_for_and_its_client_is_dropped(asks: bool, reason: str) -> None:
+    """Flower would wait for the rest of it, and no other reply would be read meanwhile."""
     asked = list[list[str]]()
 
     class Gate(Nobody):
         def is_ready(self, client: int) -> bool:
-            return True
+            return asks or not asked
 
         def is_uploading(self, client: int) -> bool:
             return False
@@ -85,7 +90,8 @@ def test_a_reply_that_broke_off_is_not_asked_for_and_its_client_is_dropped_at_th
     attempt.play()
     assert asked
     assert all("to 1" not in each and {"to 0", "to 2"} <= set(each) for each in asked)
-    assert attempt.dropped[1] == "client 1: did not answer within 0.01 s"
+    assert attempt.dropped[1] == f"client 1: {reason}"
+    assert attempt.dropped[0] == "client 0: did not answer within 0.01 s"
 
 
 @pytest.mark.parametrize("name", ["tfedavg", "eden", "fedpm", "cmfl"])
