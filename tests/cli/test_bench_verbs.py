@@ -8,11 +8,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from ternfed.bench import slow_link
-from ternfed.bench.flower_apps import Case, Outcome, again, app_of, data, outcome_of, play, run, serve
+from ternfed.bench import flower_rates, slow_link
+from ternfed.bench.flower_apps import (
+    RATES,
+    Case,
+    Outcome,
+    QuickstartNet,
+    again,
+    app_of,
+    data,
+    outcome_of,
+    play,
+    run,
+    sends_counters,
+    serve,
+    state_of,
+)
 from ternfed.bench.flower_table import comparison, table
 from ternfed.bench.ordered_grid import OrderedGrid
 from ternfed.bench.real_flower import SAID, told_outcomes, write_app
@@ -198,3 +213,56 @@ def test_the_table_of_the_page_is_that_of_the_kept_runs() -> None:
     assert result.exit_code == 0, result.output
     page = (root / "docs" / "flower.md").read_text(encoding="utf-8")
     assert f"<!-- begin flower -->\n{result.stdout}<!-- end flower -->" in page
+
+
+def test_the_rates_with_batchnorm_are_the_best_of_those_that_were_tried_and_stand_on_the_page() -> None:
+    pytest.importorskip("flwr")
+    root = Path(__file__).parents[2]
+    kept = root / "results" / "flower_rates.jsonl"
+    tried = flower_rates.read(kept)
+    assert {each.seed for each in tried} == set(flower_rates.SEEDS)  # none of the table's
+    for name in flower_rates.GRIDS:
+        own = [each for each in tried if each.strategy == name]
+        assert len({each.rates for each in own}) * len(flower_rates.SEEDS) == len(own)
+        assert {each.rates for each in own} == set(flower_rates.choices(name))
+        assert flower_rates.best(own) == {name: RATES[Case(name, norm=True)]}
+    result = call("flower-rates", "--stored", "--keep", str(kept))
+    assert result.exit_code == 0, result.output
+    page = (root / "docs" / "flower.md").read_text(encoding="utf-8")
+    assert f"<!-- begin flower-rates -->\n{result.stdout}<!-- end flower-rates -->" in page
+
+
+def test_rates_that_were_tried_are_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    ran: list[float] = []
+
+    def play(case: Case, mode: str, seed: int, given: object, rates: dict[str, float]) -> Outcome:
+        (rate,) = rates.values()
+        ran.append(rate)
+        return Outcome(case, mode, seed, 0.9 if rate == 10 else 0.5)
+
+    monkeypatch.setattr(flower_rates, "play", play)
+    file = tmp_path / "tried.jsonl"
+    first = list(flower_rates.run(["QFedAvg"], [10], data("digits", held_out=True), file))
+    assert list(flower_rates.run(["QFedAvg"], [10], data("digits", held_out=True), file)) == first
+    assert ran == [1, 3, 10, 30, 100]
+    assert flower_rates.best(first) == {"QFedAvg": {"client_learning_rate": 10.0}}
+    assert flower_rates.table(first).splitlines()[-1] == "| QFedAvg | 50.00 | 50.00 | **90.00** | 50.00 | 50.00 |"
+    wrong = call("flower-rates", "--strategy", "FedAvg")
+    assert wrong.exit_code == 2
+    assert call("flower-rates", "--stored").exit_code == 2
+
+
+def test_without_ternfed_qfedavg_sends_no_counters_because_it_multiplies_whole_numbers_in_place() -> None:
+    qfedavg, model = Case("QFedAvg", norm=True), QuickstartNet(norm=True)
+    assert not sends_counters(qfedavg, "none")
+    assert sends_counters(qfedavg, "updates")
+    assert sends_counters(Case("FedAvg", norm=True), "none")
+    assert list(state_of(model, counters=True)) == list(model.state_dict())
+    left_out = model.state_dict().keys() - state_of(model, counters=False).keys()
+    assert {name.rpartition(".")[2] for name in left_out} == {"num_batches_tracked"}
+    pytest.importorskip("flwr")
+    from flwr.serverapp.strategy.qfedavg import compute_delta_and_h
+
+    with pytest.raises(TypeError):
+        compute_delta_and_h([np.zeros((), np.int64)], [np.ones((), np.int64)], 0.1, 1.0, 1.0)

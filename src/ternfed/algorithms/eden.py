@@ -64,6 +64,9 @@ class Settings:
     """Each coordinate of a rotated update as a trit, 1.41 bits, in place of `bits_up`."""
     error_feedback: bool = False
     """Clients keep what an upload left out and add it to the next; what is not rotated is then rounded to nearest."""
+    keep_length: bool = False
+    """A decoded update is as long as the update, not right in the mean over many: for a server that takes one alone.
+    With error feedback it always is."""
     statistics: Statistics = Statistics.AVERAGE
 
     def __post_init__(self) -> None:
@@ -103,7 +106,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
             moved |= {n: moved[n].float() + memory.residual[n] for n in network.floats if n in memory.residual}
         source = None if settings.error_feedback else client.draw("changes")
         sent |= changes({n: moved[n] for n in rest}, before, rest_bits, source)
-        turn = partial(rotated, keep_length=settings.error_feedback)
+        turn = partial(rotated, keep_length=settings.keep_length or settings.error_feedback)
         parts = {name: turn((moved[name].float() - before[name]).flatten(), bits, signs[name]) for name in turned}
         for name, part in parts.items():
             sent |= _slots(name, part)

@@ -10,8 +10,8 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +85,43 @@ class Outcome:
     """The parts of the data that were asked for in each round."""
 
 
+Rates = Mapping[str, float]
+"""Settings of a strategy's server by name."""
+
+RATES: Mapping[Case, Rates] = {
+    Case("FedAdam"): {"eta": 0.02, "tau": 0.001},
+    Case("FedYogi"): {"eta": 0.01, "tau": 0.001},
+    Case("FedAdagrad"): {"eta": 0.02, "tau": 0.001},
+    Case("QFedAvg"): {"client_learning_rate": 1.0},
+    Case("FedAdam", norm=True): {"beta_1": 0.0, "tau": 0.1, "eta": 0.3},
+    Case("FedYogi", norm=True): {"beta_1": 0.0, "tau": 1.0, "eta": 1.0},
+    Case("FedAdagrad", norm=True): {"tau": 1.0, "eta": 1.0},
+    Case("QFedAvg", norm=True): {"client_learning_rate": 100.0},
+}
+"""With which the app learns without ternfed. Those with BatchNorm were chosen by `flower_rates`, on held-out images."""
+
+
 def strategies() -> dict[str, Callable[..., Any]]:
-    """Flower's strategies by name, with settings of the server with which the app learns without ternfed."""
+    """Flower's strategies by name; some take rates."""
     from flwr.serverapp import strategy as flower
 
     return {
         "FedAvg": flower.FedAvg,
-        "FedProx": lambda **more: flower.FedProx(proximal_mu=0.1, **more),
-        "FedAvgM": lambda **more: flower.FedAvgM(server_learning_rate=1.0, server_momentum=0.5, **more),
-        "FedAdam": lambda **more: flower.FedAdam(eta=0.02, tau=0.001, **more),
-        "FedYogi": lambda **more: flower.FedYogi(eta=0.01, tau=0.001, **more),
-        "FedAdagrad": lambda **more: flower.FedAdagrad(eta=0.02, tau=0.001, **more),
-        "QFedAvg": lambda **more: flower.QFedAvg(client_learning_rate=1.0, q=0.1, **more),
+        "FedProx": partial(flower.FedProx, proximal_mu=0.1),
+        "FedAvgM": partial(flower.FedAvgM, server_learning_rate=1.0, server_momentum=0.5),
+        "FedAdam": flower.FedAdam,
+        "FedYogi": flower.FedYogi,
+        "FedAdagrad": flower.FedAdagrad,
+        "QFedAvg": partial(flower.QFedAvg, q=0.1),
         "FedMedian": flower.FedMedian,
         "FedTrimmedAvg": flower.FedTrimmedAvg,
         "Krum": flower.Krum,
     }
+
+
+def rates_of(case: Case) -> Rates:
+    """The rates of a row's server, the same with and without ternfed; none where the strategy has none."""
+    return RATES.get(replace(case, fraction=1.0), {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +167,20 @@ def _images(inputs: Tensor) -> Tensor:
     return ((large - large.mean()) / large.std()).expand(-1, 3, -1, -1)
 
 
-def client_app(given: Data, norm: bool, mods: Sequence[Any]) -> Any:
+def sends_counters(case: Case, mode: str) -> bool:
+    """Whether BatchNorm's counters travel. QFedAvg by itself multiplies whole numbers by a float in place, and crashes.
+
+    An app that wants it leaves them out. They change no result: BatchNorm's momentum is a number here.
+    """
+    return mode != PLAIN or case.strategy != "QFedAvg"
+
+
+def state_of(model: nn.Module, counters: bool) -> dict[str, Tensor]:
+    """What of a model travels."""
+    return {name: tensor for name, tensor in model.state_dict().items() if counters or tensor.is_floating_point()}
+
+
+def client_app(given: Data, norm: bool, mods: Sequence[Any], counters: bool = True) -> Any:
     """The user's ClientApp: nothing in its train function knows of ternfed. The seed comes with the messages."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -158,7 +192,7 @@ def client_app(given: Data, norm: bool, mods: Sequence[Any]) -> Any:
         config, inputs, labels = message.content["config"], given.inputs, given.labels
         seed = int(config["seed"])
         model = QuickstartNet(norm)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=counters)
         start = [parameter.detach().clone() for parameter in model.parameters()]
         parts = Iid().split(labels, CLIENTS, torch.Generator().manual_seed(seed))
         own = parts[int(context.node_config[PARTITION])]
@@ -177,7 +211,7 @@ def client_app(given: Data, norm: bool, mods: Sequence[Any]) -> Any:
                 optimizer.step()
         told = {"num-examples": len(own), "train_loss": total / (EPOCHS * len(own))}
         metrics = MetricRecord({**told, PARTITION: int(context.node_config[PARTITION])})
-        arrays = ArrayRecord(torch_state_dict=model.state_dict())
+        arrays = ArrayRecord(torch_state_dict=state_of(model, counters))
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app
@@ -187,7 +221,7 @@ def app_of(case: Case, mode: str, given: Data) -> Any:
     """The ClientApp of a run; with ternfed, one line of it is another."""
     from ternfed.engines.flower.mod import ternary_mod
 
-    return client_app(given, case.norm, [] if mode == PLAIN else [ternary_mod])
+    return client_app(given, case.norm, [] if mode == PLAIN else [ternary_mod], sends_counters(case, mode))
 
 
 def play(
@@ -199,26 +233,38 @@ def play(
     bits_up: float = TRITS,
     nodes: Sequence[int] = range(1, CLIENTS + 1),
     asked: Sequence[Sequence[int]] = (),
+    rates: Rates | None = None,
 ) -> Outcome:
     """One run in this process; `nodes` are the ids of its clients, `asked` says which of them each round is with."""
     grid = in_process_grid(dict.fromkeys(nodes, app_of(case, mode, given)))
     shown = [[nodes[part] for part in parts] for parts in asked]
-    return serve(OrderedGrid(grid, shown), case, mode, seed, given, rounds, bits_up)
+    return serve(OrderedGrid(grid, shown), case, mode, seed, given, rounds, bits_up, rates)
 
 
 def serve(
-    ordered: OrderedGrid, case: Case, mode: str, seed: int, given: Data, rounds: int = ROUNDS, bits_up: float = TRITS
+    ordered: OrderedGrid,
+    case: Case,
+    mode: str,
+    seed: int,
+    given: Data,
+    rounds: int = ROUNDS,
+    bits_up: float = TRITS,
+    rates: Rates | None = None,
 ) -> Outcome:
-    """The server's half of a run, with whatever clients a grid has; with ternfed, one line of it is another."""
+    """The server's half of a run, with whatever clients a grid has; with ternfed, one line of it is another.
+
+    `rates` are tried in place of the row's own.
+    """
     from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
     from ternfed.engines.flower.strategy import TernaryStrategy
 
     torch.manual_seed(seed)
     random.seed(seed)
-    model = QuickstartNet(case.norm)
+    model, counters = QuickstartNet(case.norm), sends_counters(case, mode)
     nodes = max(2, round(CLIENTS * case.fraction))
     made: Any = strategies()[case.strategy](
+        **(rates or rates_of(case)),
         fraction_train=case.fraction,
         fraction_evaluate=0.0,
         min_train_nodes=nodes,
@@ -230,12 +276,12 @@ def serve(
     def evaluate(server_round: int, arrays: Any) -> Any:
         if server_round < rounds:
             return None
-        model.load_state_dict(arrays.to_torch_state_dict())
+        model.load_state_dict(arrays.to_torch_state_dict(), strict=counters)
         with torch.no_grad():
             right = (model.eval()(given.judged).argmax(1) == given.answers).double().mean().item()
         return MetricRecord({"accuracy": right})
 
-    start = ArrayRecord(torch_state_dict=model.state_dict())
+    start = ArrayRecord(torch_state_dict=state_of(model, counters))
     config = ConfigRecord({"seed": seed})
     result = made.start(ordered, start, num_rounds=rounds, train_config=config, evaluate_fn=evaluate)
     if ordered.failed:  # Flower's strategies go on without them, to the end
@@ -251,6 +297,13 @@ def _share(metrics: Mapping[int, Any], way: str) -> float:
     sent = [float(each[f"ternfed-bytes-{way}"]) for each in metrics.values()]
     shares = [float(each[f"ternfed-share-of-float32-{way}"]) for each in metrics.values()]
     return sum(sent) / sum(size / share for size, share in zip(sent, shares, strict=True))
+
+
+def quiet() -> None:
+    """Flower says nothing but errors."""
+    import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
 Play = Callable[..., Iterable[Outcome]]
@@ -289,19 +342,15 @@ def run(
     kept: Path | None = None,
     play: Play = play_each,
 ) -> Iterator[Outcome]:
-    """Every row in every mode from every seed; a strategy that cannot run without ternfed has no such row.
+    """Every row in every mode from every seed.
 
     `kept` is a file of outcomes, one JSON object per line: those in it are not run again, new ones are added.
     """
-    import flwr.serverapp.strategy  # noqa: F401  (it sets its logger up when it is loaded)
-
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    quiet()
     check_bits(bits_up)
     chosen, known = list(seeds), {} if kept is None else read_outcomes(kept)
     for case in rows:
         for mode in modes:
-            if mode == PLAIN and case.norm and case.strategy == "QFedAvg":
-                continue  # it multiplies whole numbers by a float in place
             missing = [seed for seed in chosen if (case, mode, seed) not in known]
             for outcome in play(case, mode, missing, data(name), bits_up=bits_up) if missing else ():
                 known[case, mode, outcome.seed] = outcome
@@ -346,6 +395,7 @@ def again(
 
     It has the same seed, the same node ids, and the same clients in each round.
     """
+    quiet()
     for first in outcomes:
         if len(first.nodes) != CLIENTS:
             raise ValueError(f"{first.case.label}, {first.mode}, seed {first.seed}: not all of its node ids are known")

@@ -335,6 +335,32 @@ def flower(
         _tables(tables.table(outcomes), "flower", into)
 
 
+def flower_rates(
+    strategies: Annotated[
+        list[str] | None, typer.Option("--strategy", help="FedAdam, FedYogi, FedAdagrad, QFedAvg; by default all.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="A file of what was tried: that is not run again, more is added.")
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="mnist or digits.")] = "mnist",
+    stored: Annotated[bool, typer.Option("--stored", help="Run nothing: the table of what --keep has.")] = False,
+    into: Annotated[Path | None, typer.Option(help="A page to write the table into.")] = None,
+) -> None:
+    """Server rates of Flower's strategies with BatchNorm, tried without ternfed on held-out images."""
+    with answered():
+        from ternfed.bench import flower_rates as bench
+        from ternfed.bench.flower_apps import data
+        from ternfed.engines.flower.adapter import need_flower
+
+        need_flower()
+        if stored and keep is None:
+            raise ValueError("--stored needs --keep FILE, the file of what was tried")
+        names = bench.chosen(strategies)
+        known = [each for each in bench.read(keep) if each.strategy in names] if stored and keep is not None else None
+        tried = known if known is not None else _measured(bench.run(names, bench.SEEDS, data(dataset, True), keep))
+        _tables(bench.table(tried), "flower-rates", into)
+
+
 def large_round(
     weights: Annotated[int, typer.Option(min=10_000, help="Weights of the model.")] = 100_000_000,
 ) -> None:
@@ -371,7 +397,7 @@ def _print(text: str) -> None:
 
 
 VERBS: tuple[Callable[..., None], ...] = (
-    step, wire, rounds, peers, gpu, edge, edge_products, theory, cmfl_threshold, flower, fuzz_wire, fuzz_files, attacks,
-    privacy, many_clients, ranks, server_memory, convolutions, big_model, speed, network_bytes, round_latency,
-    slow_link, large_round,
+    step, wire, rounds, peers, gpu, edge, edge_products, theory, cmfl_threshold, flower, flower_rates, fuzz_wire,
+    fuzz_files, attacks, privacy, many_clients, ranks, server_memory, convolutions, big_model, speed, network_bytes,
+    round_latency, slow_link, large_round,
 )  # fmt: skip

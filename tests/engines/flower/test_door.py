@@ -271,6 +271,27 @@ def test_what_was_not_taken_is_not_counted(opened: Opened) -> None:
         assert caller.call(PUSH_OBJECT, part(0, "a", 1 << 20)) == 200
 
 
+def test_a_reply_is_coming_from_the_moment_that_it_is_begun_until_all_of_it_is_there(opened: Opened) -> None:
+    """Whoever asks Flower for one that is not whole waits for it, and one that breaks off would stop the round."""
+    give(opened, 0, "m0")
+    want(opened, "s", "a", "b")
+    caller, seen = opened.caller(0), list[bool]()
+    taken = opened.behind.answers[PUSH]
+    opened.behind.answers[PUSH] = lambda body: seen.append(opened.gate.is_coming(0, "m0")) or taken(body)
+    assert not opened.gate.is_coming(0, "m0")
+    assert caller.call(PUSH, reply(0)) == 200
+    assert seen == [True], "the SuperLink knew of it before the server did"
+    assert opened.gate.is_coming(0, "m0")
+    opened.behind.answers[PUSH_OBJECT] = lambda body: PushObjectResponse(stored=False).SerializeToString()
+    assert caller.call(PUSH_OBJECT, part(0, "a")) == 200
+    opened.behind.answers[PUSH_OBJECT] = lambda body: PushObjectResponse(stored=True).SerializeToString()
+    assert caller.call(PUSH_OBJECT, part(0, "b")) == 200
+    assert opened.gate.is_coming(0, "m0"), "a was not taken"
+    assert caller.call(PUSH_OBJECT, part(0, "a")) == 200
+    assert not opened.gate.is_coming(0, "m0")
+    assert not opened.gate.is_coming(1, "m0")
+
+
 def test_replies_that_nobody_waits_for_are_turned_away_and_named(opened: Opened) -> None:
     give(opened, 0, "m0")
     want(opened, "s", "a", "b")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +50,50 @@ def test_nothing_is_encoded_while_nobody_is_there(monkeypatch: pytest.MonkeyPatc
     assert attempt.dropped == {client: f"client {client}: was not there" for client in range(3)}
 
 
+@pytest.mark.parametrize(
+    ("asks", "reason"),
+    [(True, "its upload broke off"), (False, "did not answer within 0.01 s")],
+    ids=["asks", "silent"],
+)
+def test_a_reply_that_is_not_whole_is_not_asked_for_and_its_client_is_dropped(asks: bool, reason: str) -> None:
+    """Flower would wait for the rest of it, and no other reply would be read meanwhile."""
+    asked = list[list[str]]()
+
+    class Gate(Nobody):
+        def is_ready(self, client: int) -> bool:
+            return asks or not asked
+
+        def is_uploading(self, client: int) -> bool:
+            return False
+
+        def is_coming(self, client: int, message: str) -> bool:
+            return client == 1
+
+        def wake(self) -> None: ...
+
+        def forget(self, client: int) -> list[str]:
+            return []
+
+    class Link:
+        def push(self, clients: list[int], *more: Any) -> list[str]:
+            return [f"to {client}" for client in clients]
+
+        def pull(self, identities: list[str]) -> list[Any]:
+            asked.append(identities)
+            return []
+
+        def discard(self, identities: list[str]) -> None: ...
+
+    federation = open_digits(small(3, 1))
+    connections: Any = SimpleNamespace(link=Link(), gate=Gate(), answering=set(), tell=lambda moment: None)
+    attempt = server._Attempt(federation, connections, federation.open(), server.Terms(deadline=0.01), {})
+    attempt.play()
+    assert asked
+    assert all("to 1" not in each and {"to 0", "to 2"} <= set(each) for each in asked)
+    assert attempt.dropped[1] == f"client 1: {reason}"
+    assert attempt.dropped[0] == "client 0: did not answer within 0.01 s"
+
+
 @pytest.mark.parametrize("name", ["tfedavg", "eden", "fedpm", "cmfl"])
 def test_a_model_whose_own_values_were_let_go_trains_and_scores_as_before(name: str) -> None:
     experiment = small(2, 1, f"algorithm.name={name}")
@@ -70,22 +116,29 @@ def test_the_grace_follows_the_number_of_clients_and_their_pace_unless_it_is_giv
     assert server.Terms(grace=1.0).grace_for(50, 20.0) == 1.0
 
 
-def test_clients_of_a_local_try_start_as_fast_as_the_cores_allow() -> None:
-    assert [local.wait_of(index, cores=2) for index in (0, 7, 8)] == [0.0, 0.0, 0.0]
-    assert local.wait_of(49, cores=2) == 1.5 * 41
-    assert local.wait_of(49, cores=16) == 0.0
-
-
-@given(count=st.integers(1, 300), cores=st.integers(1, 64))
-def test_no_more_clients_start_than_the_cores_can_serve_and_none_waits_longer_than_it_must(
-    count: int, cores: int
+@given(count=st.integers(1, 60), places=st.integers(1, 16))
+def test_clients_of_a_local_try_start_a_few_at_a_time_and_the_next_when_one_has_started(
+    count: int, places: int
 ) -> None:
-    waits = [local.wait_of(index, cores) for index in range(count)]
-    assert waits == sorted(waits)
-    for moment in waits:
-        begun = sum(wait <= moment for wait in waits)
-        assert begun <= local.AT_ONCE * cores + moment * cores / local.START + 1.001
-    assert waits[-1] <= local.START * count / cores
+    turns, starting, most = threading.Semaphore(places), list[Any](), 0
+    with ExitStack() as stack:
+        for index in range(count):
+            if len(starting) == places:
+                assert not turns.acquire(blocking=False), "there was a place for one more"
+                starting.pop(0)()
+            starting.append(stack.enter_context(local.a_turn(turns, local.patience_of(index, places))))
+            most = max(most, len(starting))
+    assert most == min(count, places)
+    free = [turns.acquire(blocking=False) for _ in range(places + 1)]
+    assert free == [True] * places + [False], "who has gone has given its turn back, and once"
+
+
+def test_a_start_that_never_ends_holds_the_others_up_for_a_while_alone() -> None:
+    turns = threading.Semaphore(1)
+    with local.a_turn(turns, 1.0), local.a_turn(turns, 0.01) as late:
+        late()
+        assert not turns.acquire(blocking=False), "it gave back what it had not"
+    assert [local.patience_of(index, 8) for index in (0, 7, 8, 49)] == [60.0, 60.0, 120.0, 420.0]
 
 
 def test_the_pace_of_a_client_is_the_time_from_its_reply_to_its_next_question(monkeypatch: pytest.MonkeyPatch) -> None:

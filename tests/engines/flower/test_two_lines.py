@@ -30,6 +30,8 @@ from toy import (
     target,
 )
 
+from ternfed.algorithms import tfedavg
+from ternfed.algorithms.tfedavg_settings import Upload
 from ternfed.engines.flower.envelope import wrap
 from ternfed.engines.flower.parcel import Kept, pack, parcel_in, unpack
 from ternfed.engines.flower.strategy import NoReplyCounted, TernaryStrategy
@@ -56,9 +58,8 @@ def quiet() -> None:
 # Whatever the strategy
 
 
-@pytest.mark.parametrize(
-    ("name", "norm"), [*((name, False) for name in STRATEGIES), *((n, True) for n in ("FedAvg", "FedAdam", "QFedAvg"))]
-)
+@pytest.mark.parametrize("norm", [False, True], ids=["", "batchnorm"])
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_goes_where_it_went_without_the_two_lines(name: str, norm: bool) -> None:
     start = state_of(network(norm))
     made, result = play(small(STRATEGIES[name]), start)
@@ -79,18 +80,28 @@ def test_with_a_part_of_the_clients_per_round(name: str) -> None:
     assert not made.dropped
 
 
-def test_the_strategy_inside_has_the_model_that_clients_received_as_its_reference() -> None:
-    start, log = state_of(network(norm=True)), []
-    inner = small(STRATEGIES["FedAdam"])
-    play(inner, start, rounds=3, log=log)
+@pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "QFedAvg"])
+def test_the_strategy_inside_has_the_model_that_clients_received_as_its_reference(name: str) -> None:
+    start, log = state_of(network(norm=True)), list[Any]()
+    inner = small(STRATEGIES[name])
+    strategy, grid = TernaryStrategy(inner), grid_of(client_app(start, log=log))
+    now, references = record(start), list[State]()
+    for server_round in (1, 2, 3):
+        replies = list(grid.send_and_receive(strategy.configure_train(server_round, now, ConfigRecord(), grid)))
+        references.append(dict(inner.current_arrays or {}))
+        now, _ = strategy.aggregate_train(server_round, replies)
     _, received, _ = log[-1]
-    assert inner.current_arrays.keys() == received.keys()
-    assert all(np.array_equal(inner.current_arrays[name], received[name]) for name in received)
+    reference = references[-1]
+    assert reference.keys() == received.keys()
+    for key, array in received.items():
+        held = reference[key] if isinstance(reference[key], np.ndarray) else reference[key].numpy()
+        assert np.array_equal(held, array), key
 
 
-def test_what_is_returned_and_judged_is_the_model_that_clients_receive_next() -> None:
+@pytest.mark.parametrize("mode", ["updates", "ternary"])
+def test_what_is_returned_and_judged_is_the_model_that_clients_receive_next(mode: str) -> None:
     start, log, judged = state_of(network()), list[Any](), dict[int, State]()
-    strategy = TernaryStrategy(small(flower.FedAvg))
+    strategy = TernaryStrategy(small(flower.FedAvg), mode)
 
     def evaluate(server_round: int, found: Any) -> MetricRecord | None:
         judged[server_round] = arrays(found)
@@ -143,6 +154,23 @@ def test_clients_keep_what_is_left_out_unless_the_strategy_adapts_or_picks(name:
     assert [bool(each is not None and each.memory) for each in kept] == [not unsuited] * CLIENTS
     for asked in (True, False):
         assert TernaryStrategy(small(STRATEGIES[name]), error_feedback=asked).error_feedback is asked
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("Krum", 0.999, 1.001), ("FedAdam", 1.05, 1.3), ("FedAvg", 0.999, 1.001)]
+)
+def test_an_upload_is_as_long_as_the_update_unless_it_is_to_be_right_in_the_mean(
+    name: str, low: float, high: float
+) -> None:
+    start, log = state_of(network()), list[Any]()
+    strategy = TernaryStrategy(small(STRATEGIES[name]), seed=1)
+    grid = grid_of(client_app(start, log=log))
+    replies = list(grid.send_and_receive(strategy.configure_train(1, record(start), ConfigRecord(), grid)))
+    strategy.aggregate_train(1, replies)
+    for reply, (_, received, _) in zip(replies, log, strict=True):
+        goal = target(start, reply.metadata.src_node_id - 1)["2.weight"]
+        told = arrays(reply.content["arrays"])["2.weight"] - received["2.weight"]
+        assert low < np.linalg.norm(told) / np.linalg.norm(0.5 * (goal - received["2.weight"])) < high
 
 
 def test_without_error_feedback_an_adaptive_strategy_sees_less_noise() -> None:
@@ -433,6 +461,26 @@ def test_in_the_mode_ternary_the_inner_layers_are_ternary_whatever_clients_send(
     plain = {n: a for n, a in arrays(result.arrays).items() if n != inner}
     assert distance({**start, **plain, inner: target(start)[inner]}, start) < 0.3
     assert strategy.rounds[-1].up < strategy.rounds[-1].plain_up / 10
+
+
+def test_in_the_mode_ternary_what_trits_leave_out_comes_with_later_broadcasts() -> None:
+    """The mean of the broadcasts is much nearer to where clients want a layer than any one of them can be."""
+    start, log = state_of(network()), list[Any]()
+    play(small(flower.FedAvg), start, mode="ternary", rounds=24, log=log, share=0.3)
+    goal = target(start)["2.weight"]
+    sent = [got["2.weight"] for _, got, _ in log[::CLIENTS]][4:]
+    one = np.mean([np.linalg.norm(each - goal) for each in sent])
+    assert np.linalg.norm(np.mean(sent, axis=0) - goal) < 0.5 * one
+
+
+def test_the_mode_ternary_is_the_servers_own_tfedavg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same functions: whoever replaces T-FedAvg's replaces the mode's."""
+    made = list[Any]()
+    honest = tfedavg.algorithm
+    monkeypatch.setattr(tfedavg, "algorithm", lambda *given: made.append(given[-1]) or honest(*given))
+    play(small(flower.FedAvg), state_of(network()), mode="ternary", rounds=1)
+    assert len(made) >= 1 + CLIENTS  # the server's, and each client's
+    assert {settings.upload for settings in made} == {Upload.DIFFERENCES}
 
 
 def test_patterns_choose_what_is_ternary() -> None:

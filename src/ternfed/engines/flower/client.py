@@ -89,8 +89,11 @@ class _Work:
         return self._open
 
 
-def run_client(config: ClientConfig, speak: Say) -> int:
-    """Serve until the server says that the run is over; how often it took part. Refused where it may not."""
+def run_client(config: ClientConfig, speak: Say, started: Callable[[], None] = lambda: None) -> int:
+    """Serve until the server says that the run is over; how often it took part. Refused where it may not.
+
+    `started` is called whenever a SuperNode of its has started.
+    """
     _begin(config.state, config.threads)
     certificates, key = config.certificates, config.certificates.client_key(config.setup.index)
     certificates.need_from_server(certificates.authority, key)
@@ -106,7 +109,7 @@ def run_client(config: ClientConfig, speak: Say) -> int:
     while True:
         away = _knock(config.server, context, private_key, say)
         with _supernode(config, key) as node, telling(config.server, say, away):  # a SuperNode keeps trying
-            is_over = _serve(working, node.place, node.is_there, say)
+            is_over = _serve(working, node.place, node.is_there, say, started=started)
             ended = adapter.how_it_ended(node.report)
         if is_over and not config.stay:
             return working.rounds
@@ -199,7 +202,14 @@ def _supernode(config: ClientConfig, key: Path) -> Iterator[_SuperNode]:
         secret_file.unlink(missing_ok=True)
 
 
-def _serve(working: _Work, place: Place, is_there: Callable[[], bool], say: Say, others: Path | None = None) -> bool:
+def _serve(
+    working: _Work,
+    place: Place,
+    is_there: Callable[[], bool],
+    say: Say,
+    others: Path | None = None,
+    started: Callable[[], None] = lambda: None,
+) -> bool:
     """Take tasks while the SuperNode lives; True when the server says that the run is over.
 
     `others` is the log of Flower's own program where it is to do what is not ours; None: that is answered by an error.
@@ -207,11 +217,16 @@ def _serve(working: _Work, place: Place, is_there: Callable[[], bool], say: Say,
     queue = adapter.open_queue(place.address, place.secret, place.authority)
     adapter.load_ahead()  # while the SuperNode starts
 
+    answers = False
     while is_there():
         try:
             taken = adapter.take(queue, adapter.CLIENT_APP)
         except adapter.CallFailed:  # the SuperNode is still starting, or gone for a while
             taken = None
+        else:
+            if not answers:
+                started()
+            answers = True
         if taken is None:
             time.sleep(POLL)
         elif others is not None and taken.app not in ("", adapter.stand_in()[0]):

@@ -25,7 +25,10 @@ class _Errand:
     reply: str = ""
     session: str = ""
     wanted: frozenset[str] = frozenset()
+    arrived: set[str] = field(default_factory=set)
     stored: int = 0
+    is_asked_for: bool = False
+    """The SuperLink has been asked to take the reply, and has not answered yet."""
 
 
 @dataclass
@@ -64,10 +67,17 @@ class Custody:
             return f"sends a message of {len(reply.objects)} objects"
         return None
 
+    def ask(self, reply: Reply) -> None:
+        """The SuperLink is asked to take a reply."""
+        errand = self._errands.get(reply.answers)
+        if errand is not None:
+            errand.is_asked_for = True
+
     def begin(self, reply: Reply, session: Session) -> None:
         """A reply was accepted; these objects of it are wanted."""
         errand = self._errands.get(reply.answers)
         if errand is not None:
+            errand.is_asked_for, errand.arrived = False, set()
             errand.reply, errand.session = reply.message, session.id
             errand.wanted = session.objects & reply.objects
 
@@ -84,6 +94,17 @@ class Custody:
         errand = self._with_session(part)
         if errand is not None:
             errand.stored += times * part.size
+
+    def arrive(self, part: Part) -> None:
+        """An object is in the SuperLink's hands."""
+        errand = self._with_session(part)
+        if errand is not None:
+            errand.arrived.add(part.id)
+
+    def is_coming(self, message: str) -> bool:
+        """Whether the reply to a message was begun and is not whole yet: who asks Flower for it now waits for it."""
+        errand = self._errands.get(message)
+        return errand is not None and (errand.is_asked_for or not errand.wanted <= errand.arrived)
 
     def forget(self) -> list[str]:
         """Nobody waits for its replies any more: those that were begun."""

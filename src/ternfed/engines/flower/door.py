@@ -305,6 +305,7 @@ class _Call:
         except adapter.Malformed as error:
             raise self._refusal(400, str(error)) from error
         self._hold(self.caller.custody.refuses_reply(reply))
+        self.caller.custody.ask(reply)
         answer = await self._ask(PUSH, adapter.write_call(self.request))
         if answer.status == 200:
             self.caller.custody.begin(reply, adapter.read_session(answer.content))
@@ -321,6 +322,8 @@ class _Call:
         finally:
             if not is_taken:
                 custody.count(part, -1)
+        if is_taken:
+            custody.arrive(part)
         return answer
 
     async def _pull(self, receive: Receive) -> Answer:

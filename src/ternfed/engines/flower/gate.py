@@ -121,6 +121,10 @@ class Gate:
         """Whether a client is sending its upload: for who watches, nothing depends on it."""
         return self.callers[client].is_uploading
 
+    def is_coming(self, client: int, message: str) -> bool:
+        """Whether a client's reply to a message was begun and is not whole yet."""
+        return self.callers[client].custody.is_coming(message)
+
     @property
     def refused(self) -> int:
         """Requests that were turned away."""

@@ -6,8 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,10 +21,12 @@ from ternfed.engines.flower.processes import write_private
 from ternfed.engines.flower.told import named_in
 from ternfed.experiment.experiment import Experiment
 
-START = 3.0
-"""Seconds of a core that a SuperNode takes to start."""
 AT_ONCE = 4
-"""So many clients per core start at once."""
+"""So many clients per core start at once; the next one starts when one of them has started. Where fifty SuperNodes
+start at once on two cores, the SuperLink has no time to answer, and they give up and start again. How long a start
+takes, nobody knows beforehand: 3 s of a core, and other programs run too."""
+PATIENCE = 60.0
+"""Seconds that those who start together may take, until the next ones no longer wait for them."""
 
 
 @contextmanager
@@ -46,8 +47,11 @@ def local_clients(
     allowed = named_in(experiment.to_table())
     setups = [ClientSetup(index, count, allowed=allowed, loaded=loaded) for index in range(count)]
     configs = [ClientConfig(server, listen.certificates, setup, folder / str(setup.index)) for setup in setups]
+    places = AT_ONCE * (os.cpu_count() or 1)
+    turns = context.Semaphore(places)
     processes = [
-        context.Process(target=_client, args=(config, wait_of(config.setup.index)), daemon=True) for config in configs
+        context.Process(target=_client, args=(config, turns, patience_of(config.setup.index, places)), daemon=True)
+        for config in configs
     ]
     for process in processes:
         process.start()
@@ -64,26 +68,36 @@ def local_clients(
                 process.kill()
 
 
-def wait_of(index: int, cores: int | None = None) -> float:
-    """Seconds that a client waits before it starts: the first few not at all, then as many per second as cores allow.
-
-    Where fifty SuperNodes start at once on two cores, the SuperLink has no time to answer, and they give up and start
-    again.
-    """
-    count = cores or os.cpu_count() or 1
-    return START * max(0, index - AT_ONCE * count) / count
+def patience_of(index: int, places: int) -> float:
+    """Seconds that a client waits for its turn to start at most: as long as it and all before it may take."""
+    return PATIENCE * (1 + index // places)
 
 
-def _client(config: ClientConfig, wait: float = 0.0) -> None:
+@contextmanager
+def a_turn(turns: Any, patience: float) -> Iterator[Callable[[], None]]:
+    """Wait for a turn to start, at most so many seconds. Whoever has started says so, and another has its turn."""
+    held = [turns.acquire(timeout=patience)]
+
+    def started() -> None:
+        if held and held.pop():
+            turns.release()
+
+    try:
+        yield started
+    finally:
+        started()
+
+
+def _client(config: ClientConfig, turns: Any, patience: float) -> None:
     config.state.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its clients
-    time.sleep(wait)
-    write_private(config.state / "client.log")
-    with (config.state / "client.log").open("a", encoding="utf-8", buffering=1) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        run_client(config, lambda text: print(text, file=log))
+    with a_turn(turns, patience) as started:
+        write_private(config.state / "client.log")
+        with (config.state / "client.log").open("a", encoding="utf-8", buffering=1) as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            run_client(config, lambda text: print(text, file=log), started)
 
 
 def _leave(number: int, frame: object) -> None:

@@ -62,7 +62,7 @@ def ternary_mod(message: Message, context: Context, call_next: Next) -> Message:
         return Message(RecordDict({name: wrap(pack({"run": kept.run, "at": kept.at, "lost": True}))}), reply_to=message)
     kept.store(context)
     layout = Layout.from_json(kept.layout)
-    algorithm = algorithm_for(Mode(kept.mode), layout, kept.bits, kept.feedback)
+    algorithm = algorithm_for(Mode(kept.mode), layout, kept.bits, kept.feedback, kept.length)
     small, content = message.content, RecordDict(dict(message.content))
     content[name] = array_record(layout.state(layout.network.with_counters(dense_weights(broadcast.message))))
     message.content = content
@@ -96,7 +96,8 @@ def _received(data: bytes, context: Context) -> tuple[Kept, exchange.Broadcast |
     """What the client keeps from now on, and the broadcast; None where it was coded given what is not held."""
     facts, body = unpack(data)
     run, at, mode = fact(facts, "run", str), fact(facts, "at", int), Mode(fact(facts, "mode", str))
-    bits, feedback = fact(facts, "bits", float), fact({"feedback": True, **facts}, "feedback", bool)
+    facts = {"feedback": True, "length": False, **facts}
+    bits, feedback, length = fact(facts, "bits", float), fact(facts, "feedback", bool), fact(facts, "length", bool)
     before = Kept.found(context)
     if before is not None and before.run != run:
         before = None
@@ -104,20 +105,21 @@ def _received(data: bytes, context: Context) -> tuple[Kept, exchange.Broadcast |
     if given is None:
         layout = fact(facts, "layout", str)
     elif before is None or before.at != given:
-        return Kept(run, at, mode, bits, feedback, "", b"", {}), None
+        return Kept(run, at, mode, bits, feedback, length, "", b"", {}), None
     else:
         layout = before.layout
     memory = before.memory if before is not None and before.layout == layout else {}
-    algorithm = algorithm_for(mode, Layout.from_json(layout), bits, feedback)
+    algorithm = algorithm_for(mode, Layout.from_json(layout), bits, feedback, length)
     if given is None:
         broadcast = exchange.receive(algorithm, body, None)
-        return Kept(run, at, mode, bits, feedback, layout, body, memory), broadcast
+        return Kept(run, at, mode, bits, feedback, length, layout, body, memory), broadcast
     assert before is not None
     held = exchange.receive(algorithm, before.held, None)
     if given == at:
         return before, held
     broadcast = exchange.receive(algorithm, body, held.reference)
-    return Kept(run, at, mode, bits, feedback, layout, exchange.packed(algorithm, broadcast), memory), broadcast
+    packed = exchange.packed(algorithm, broadcast)
+    return Kept(run, at, mode, bits, feedback, length, layout, packed, memory), broadcast
 
 
 def _within(

@@ -50,10 +50,13 @@ def check_bits(bits_up: float) -> None:
         raise ValueError(f"bits_up = {bits_up}: {', '.join(map(str, BITS_UP))} is allowed ({TRITS}: trits)")
 
 
-def algorithm_for(mode: Mode, layout: Layout, bits_up: float = TRITS, feedback: bool = True) -> Algorithm:
+def algorithm_for(
+    mode: Mode, layout: Layout, bits_up: float = TRITS, feedback: bool = True, length: bool = False
+) -> Algorithm:
     """The algorithm of a mode for some arrays.
 
-    In the mode `updates` an upload has `bits_up` of each weight, and with `feedback` what earlier ones left out.
+    In the mode `updates` an upload has `bits_up` of each weight, and with `feedback` what earlier ones left out. With
+    `length` it is as long as the update also without feedback.
     """
     check_bits(bits_up)
     if mode is Mode.TERNARY:
@@ -64,6 +67,7 @@ def algorithm_for(mode: Mode, layout: Layout, bits_up: float = TRITS, feedback: 
         bits_up=int(bits_up),
         trits=bits_up == TRITS,
         error_feedback=feedback,
+        keep_length=length,
         rest_bits_up=SMALL_BITS,
         bits_down=BITS_DOWN,
         first_bits=FIRST_BITS,

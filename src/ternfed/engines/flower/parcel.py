@@ -3,7 +3,8 @@
 A parcel is the length of the facts (a varint), the facts as JSON, compressed where they are long, and the message:
 
     down  run, at (the number of the broadcast), given (that of the one to hold; null: none), mode, bits (of an upload),
-          feedback (false where uploads have none), layout (if none is held)
+          feedback (false where uploads have none), length (true where they are kept as long as they were without it),
+          layout (if none is held)
     up    run, at, seed; or run, at, lost: the client does not hold what the broadcast was coded given
 """
 
@@ -25,7 +26,7 @@ from ternfed.wire import Truncated, WireError, WrongValue, varint
 STATE = "ternfed"
 """The record of a client's context in which all of this lies."""
 _LONG = 200
-_FACTS = ("run", "at", "mode", "bits", "feedback", "layout")
+_FACTS = ("run", "at", "mode", "bits", "feedback", "length", "layout")
 
 
 def pack(facts: dict[str, Any], message: bytes = b"") -> bytes:
@@ -81,6 +82,8 @@ class Kept:
     """Of each weight of an upload."""
     feedback: bool
     """Whether an upload has what earlier ones left out."""
+    length: bool
+    """Whether an upload is as long as the update also where it has not."""
     layout: str
     held: bytes
     """That broadcast."""

@@ -21,6 +21,10 @@ class Presence(Protocol):
     def is_uploading(self, client: int) -> bool:
         """Whether a client is sending its upload: for who watches, nothing depends on it."""
 
+    def is_coming(self, client: int, message: str) -> bool:
+        """Whether a client's reply to a message was begun and is not whole yet. One that never will be is not asked
+        for: Flower would wait for it for more than an hour, and the replies of all others with it."""
+
     def bytes_of(self, client: int) -> Bytes:
         """What passed between a client and the server."""
 

@@ -200,14 +200,30 @@ class _Attempt:
         end = time.monotonic() + self.terms.deadline
         while self._pending and time.monotonic() < end:
             self.connections.gate.wait(min(LOOK, max(end - time.monotonic(), 0.0)))
-            for reply in self.connections.link.pull(list(self._pending)):
+            for reply in self.connections.link.pull(self._whole()):
                 self._take(reply, end)
+            self._give_up(self._broken(), "its upload broke off")
             self._tell("train")
-        for identity, (client, _) in self._pending.items():
-            self.dropped[client] = f"client {client}: did not answer within {self.terms.deadline:g} s"
-            self.connections.link.discard([identity, *self.connections.gate.forget(client)])
+        self._give_up(list(self._pending), f"did not answer within {self.terms.deadline:g} s")
         self.clock.lap("clients")
         self._tell("aggregate")
+
+    def _whole(self) -> list[str]:
+        """The messages whose replies are there, or have not been begun: nobody waits for one that is on its way."""
+        gate = self.connections.gate
+        return [identity for identity, (client, _) in self._pending.items() if not gate.is_coming(client, identity)]
+
+    def _broken(self) -> list[str]:
+        """The messages whose replies were begun by clients that ask for the next: a SuperNode does not try again."""
+        gate, pending = self.connections.gate, self._pending.items()
+        return [identity for identity, (one, _) in pending if gate.is_coming(one, identity) and gate.is_ready(one)]
+
+    def _give_up(self, identities: list[str], reason: str) -> None:
+        """Wait for these replies no more."""
+        for identity in identities:
+            client, _ = self._pending.pop(identity)
+            self.dropped[client] = f"client {client}: {reason}"
+            self.connections.link.discard([identity, *self.connections.gate.forget(client)])
 
     def _wait_for_ready(self) -> set[int]:
         """Who of the chosen is there. One that did not answer when it was last asked is not waited for."""

@@ -48,7 +48,8 @@ ADAPTIVE = (FedAdam, FedYogi)
 is noise twice, as a step there and as one back. FedAdagrad loses nothing by it (docs/flower.md)."""
 PICKING = (MultiKrum,)
 """Strategies that take the uploads of some clients and drop the others', Krum among them: what goes with an upload that
-was dropped does not come later."""
+was dropped does not come later. Nor do many make one right in the mean: it is kept as long as it was instead, by which
+it loses less (`quantize/rotation.py`)."""
 MOST_KEPT = 16
 """So many older broadcasts are kept for clients that sit rounds out."""
 
@@ -91,6 +92,7 @@ class TernaryStrategy(Strategy):
         self.bits_up = float(bits_up)
         suits = not isinstance(inner, (*ADAPTIVE, *PICKING))
         self.error_feedback = suits if error_feedback is None else error_feedback
+        self._keeps_length = isinstance(inner, PICKING) and not self.error_feedback
         self.mode = Mode(mode)
         self.where = where
         self.dropped: list[str] = []
@@ -194,7 +196,7 @@ class TernaryStrategy(Strategy):
         state, model = arrays_of(arrays), self._model
         if model is None or not model.layout.fits(state):
             layout = self._layout(state)
-            algorithm = algorithm_for(self.mode, layout, self.bits_up, self.error_feedback)
+            algorithm = algorithm_for(self.mode, layout, self.bits_up, self.error_feedback, self._keeps_length)
             server = algorithm.open(layout.tensors(state))
             self._model = Model(layout, algorithm, server, 0 if model is None else model.at + 1)
             self._past, self._holders = {}, {}
@@ -246,6 +248,8 @@ class TernaryStrategy(Strategy):
         facts: dict[str, Any] = {"run": self._run, "at": model.at, "mode": self.mode.value, "bits": self.bits_up}
         if not self.error_feedback:
             facts["feedback"] = False
+        if self._keeps_length:
+            facts["length"] = True
         holds = None if whole else self._holders.get(node)
         if holds == model.at:
             data = pack({**facts, "given": holds})
