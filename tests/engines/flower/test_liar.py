@@ -47,6 +47,9 @@ class Wire:
         self.sent, self.order = sent, order
         self.nodes, self.refused, self.latency = dict.fromkeys(sent, 0), 0, 0.0
 
+    def is_coming(self, client: int, message: str) -> bool:
+        return False
+
     def is_uploading(self, client: int) -> bool:
         return False
 
