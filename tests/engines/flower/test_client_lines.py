@@ -16,6 +16,7 @@ from ternfed.engines.flower.errors import NetworkError
 from ternfed.engines.flower.moments import moment_of
 from ternfed.engines.flower.processes import free_port
 from ternfed.engines.flower.reachable import telling
+from ternfed.engines.flower.server import names_of
 
 
 @pytest.fixture
@@ -90,3 +91,10 @@ class TestCertificates:
             made.need(made.public_key(1))
         with pytest.raises(ValueError, match="ternfed certs init"):
             Certificates(tmp_path / "none").need(tmp_path / "none/ca.crt")
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"), [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 1, 2, 5, 7, 8, 9], "0 to 2, 5, 7 to 9")]
+)
+def test_many_clients_are_named_by_the_first_and_the_last_of_each_row(clients: list[int], words: str) -> None:
+    assert names_of(clients) == words

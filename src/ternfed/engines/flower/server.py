@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def wait_for_clients(connections: Connections, count: int, terms: Terms, say: Sa
         connections.tell(moment_of(connections.gate, range(connections.clients), round, began, "waiting"))
         if len(there) != seen:
             seen = len(there)
-            say(f"{seen} of {connections.clients} clients are there" + (f": {_names(there)}" if there else ""))
+            say(f"{seen} of {connections.clients} clients are there" + (f": {names_of(there)}" if there else ""))
         if time.monotonic() > end:
             raise NetworkError(
                 f"{len(there)} of {count} clients came within {terms.patience:g} s; "
@@ -83,7 +84,7 @@ def wait_for_clients(connections: Connections, count: int, terms: Terms, say: Sa
             )
         connections.gate.wait(0.2)
     connections.answering.update(there)  # they are waited for if they are late for the first message
-    say(f"{len(there)} of {connections.clients} clients are there: {_names(there)}")
+    say(f"{len(there)} of {connections.clients} clients are there: {names_of(there)}")
 
 
 def record(
@@ -325,8 +326,11 @@ def _say_goodbye(connections: Connections, expected: Collection[int]) -> None:
         connections.gate.wait(LOOK)
 
 
-def _names(clients: list[int]) -> str:
-    return ", ".join(map(str, clients))
+def names_of(clients: Sequence[int]) -> str:
+    """`0 to 33, 36, 37`: three and more in a row by the first and the last of them."""
+    by_row = groupby(enumerate(sorted(clients)), key=lambda pair: pair[1] - pair[0])
+    rows = [[client for _, client in row] for _, row in by_row]
+    return ", ".join(f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows)
 
 
 def _short(text: str) -> str:
