@@ -55,6 +55,18 @@ def ternfed(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def plays_two_rounds(server: subprocess.Popen[str], clients: list[subprocess.Popen[str]]) -> None:
+    """To the end, on both sides."""
+    try:
+        printed, said = server.communicate(timeout=240)
+        assert server.returncode == 0, said
+        assert json.loads(printed)["rounds"] == 2
+        assert [client.wait(60) for client in clients] == [0, 0]
+    finally:
+        for process in (server, *clients):
+            process.terminate()
+
+
 def test_a_client_with_data_of_its_own_works_on_all_of_it_and_on_nothing_else() -> None:
     data = own_data(1)
     experiment = Experiment.from_toml(EXPERIMENT).with_settings(["federation.clients=2"])
@@ -185,14 +197,7 @@ def test_clients_bring_folders_of_text_some_of_their_own_and_one_of_the_experime
         ternfed(tmp_path, "client", *to, "--allow", "text:whole", "--data-partition", "0/2"),
         ternfed(tmp_path, "client", *to, "--data", "text:mine", "--data-partition", "1/2"),
     ]
-    try:
-        printed, said = server.communicate(timeout=240)
-        assert server.returncode == 0, said
-        assert json.loads(printed)["rounds"] == 2
-        assert [client.wait(60) for client in clients] == [0, 0]
-    finally:
-        for process in (server, *clients):
-            process.terminate()
+    plays_two_rounds(server, clients)
     assert [outcome.dropped for outcome in read_rounds(tmp_path / "run" / "rounds.jsonl")[0]] == [(), ()]
 
 
@@ -211,14 +216,7 @@ def test_clients_bring_a_function_that_loads_their_own_data_and_the_model_comes_
         ternfed(tmp_path, "client", *to, "--data", function, "--data-partition", f"{index}/2")
         for index, function in enumerate(functions)
     ]
-    try:
-        printed, said = server.communicate(timeout=240)
-        assert server.returncode == 0, said
-        assert json.loads(printed)["rounds"] == 2
-        assert [client.wait(60) for client in clients] == [0, 0]
-    finally:
-        for process in (server, *clients):
-            process.terminate()
+    plays_two_rounds(server, clients)
     experiment = Experiment.from_toml(EXPERIMENT).with_settings(["federation.clients=2"])
     rounds = read_rounds(tmp_path / "run" / "rounds.jsonl")[0]
     sites = [open_site(experiment, ClientSetup(i, 2, data=own_data(i)), own_data(i)) for i in range(2)]
