@@ -48,7 +48,7 @@ flower-versions: $(READY) ## the tests of the network with each version of Flowe
 	@for version in $(FLOWERS); do \
 	  place=$(VENV)-flower-$$version; \
 	  test -x $$place/bin/python || $(PYTHON) -m venv $$place || exit 1; \
-	  $(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+	  $(BIN)/python -c 'import site; print("$(CURDIR)/src", site.getsitepackages()[0], sep="\n")' > \
 	    "$$($$place/bin/python -c 'import site; print(site.getsitepackages()[0])')/ternfed.pth"; \
 	  $$place/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --no-deps flwr==$$version || exit 1; \
 	  echo "Flower $$version"; \
