@@ -25,9 +25,13 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> torch
 
 def participants(seed: int, round: int, clients: int, share: float) -> list[int]:
     """The λN clients of a round, in ascending order."""
-    count = max(1, round_half_up(clients * share))
-    chosen = torch.randperm(clients, generator=generator(seed, "participants", round))[:count]
+    chosen = torch.randperm(clients, generator=generator(seed, "participants", round))[: asked(clients, share)]
     return sorted(chosen.tolist())
+
+
+def asked(clients: int, share: float) -> int:
+    """λN: how many clients a round asks, one at least."""
+    return max(1, round_half_up(clients * share))
 
 
 def round_half_up(number: float) -> int:

@@ -13,7 +13,7 @@ from ternfed.algorithms import rest, tfedavg_uploads
 from ternfed.algorithms.algorithm import Local, Network, Training
 from ternfed.algorithms.optimizers import Adam
 from ternfed.data.values import Samples
-from ternfed.quantize import fused, ternary
+from ternfed.quantize import fused, pieces, ternary
 from ternfed.quantize.grid import Grid
 from ternfed.quantize.ternary import Quantizer, Ternary, start_factors
 from ternfed.training import batched
@@ -28,13 +28,10 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "PIECE", 50)
     monkeypatch.setattr(rest, "PIECE", 50)
     monkeypatch.setattr(rest, "SMALL", 0)
-    monkeypatch.setattr(batched, "PIECE", 50)
     monkeypatch.setattr(batched, "WORKING_SET", {"cpu": 100, "cuda": 100})
-    monkeypatch.setattr(fused, "LARGE", 60)
-    monkeypatch.setattr(fused, "PIECE", 50)
     monkeypatch.setattr(rest, "FEW", 50)
-    monkeypatch.setattr(ternary, "LARGE", 60)
-    monkeypatch.setattr(ternary, "PIECE", 50)
+    monkeypatch.setattr(pieces, "LARGE", 60)
+    monkeypatch.setattr(pieces, "PIECE", 50)
     monkeypatch.setattr(grid, "LARGE", 50)
 
 
@@ -96,14 +93,14 @@ def test_trits_in_pieces_are_trits_of_whole_layers(
     quantizer = Quantizer(rule, 0.4, scale)
     found = []
     for large in (1 << 30, 60):
-        monkeypatch.setattr(ternary, "LARGE", large)
-        monkeypatch.setattr(ternary, "PIECE", 1000)
+        monkeypatch.setattr(pieces, "LARGE", large)
+        monkeypatch.setattr(pieces, "PIECE", 1000)
         factors = start_factors(weight, quantizer)
         sent, again = ternary.ternary_of(weight, factors, quantizer), ternary.requantize(weight, rule, 0.4)
         made = [sent.dense(), again.dense(), ternary.normalise(weight), *(() if factors is None else (factors,))]
         found.append([*bits_of(sent), *bits_of(again), *bits_of(tuple(made))])
     assert found[0] == found[1]
-    monkeypatch.setattr(ternary, "LARGE", 60)
+    monkeypatch.setattr(pieces, "LARGE", 60)
     weight[-1, -1] = torch.nan
     with pytest.raises(ternary.NonFiniteError, match="some layer holds NaN"):
         ternary.check_finite(weight, "some layer")
@@ -116,7 +113,7 @@ def test_a_large_layer_is_traced_in_bytes(monkeypatch: pytest.MonkeyPatch, gradi
     factor, quantizer = torch.tensor([0.3]), Quantizer(gradient=gradient)
     found = []
     for large in (1 << 30, 60):
-        monkeypatch.setattr(fused, "LARGE", large)
+        monkeypatch.setattr(pieces, "LARGE", large)
         (weights,), trace = fused.forward([latent], [factor], quantizer)
         latents, factors = fused.backward(trace, [slope])
         found.append((trace.codes.dtype, weights, latents[0], factors[0]))

@@ -313,10 +313,9 @@ def _guarded(experiment: Experiment, *, audited: bool) -> Experiment:
 
 def _asked(experiment: Experiment) -> int:
     """How many clients a round asks."""
-    from ternfed.draws import participants
+    from ternfed.draws import asked
 
-    own = experiment.federation
-    return len(participants(experiment.seed, 1, own.clients, own.participation)) if own.clients else 1
+    return asked(experiment.federation.clients, experiment.federation.participation)
 
 
 def _check_crowd(experiment: Experiment, certs: Path | None, wait_for: int | None, least: int) -> None:

@@ -145,7 +145,7 @@ def make_plan(
     experiment = experiment if each is None else experiment.suited(network, each)
     settings, link = experiment.federation, link or Link()
     clients, rounds = settings.clients, settings.rounds
-    chosen = len(draws.participants(experiment.seed, 1, clients, settings.participation))
+    chosen = draws.asked(clients, settings.participation)
     missed, takes_part = min(MOST_MISSED, max(1, round(clients / chosen))), max(1, round(rounds * chosen / clients))
     fedavg = experiment.with_settings(["algorithm.name=fedavg", "federation.aggregate=own"])
     own = rehearse(network, experiment.make_algorithm, clients, flips, missed)

@@ -17,12 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ternfed.quantize.pieces import is_large, pieces
 from ternfed.quantize.ternary import FactorGradient, Quantizer, Rule, Scale
-
-LARGE = 1 << 22
-"""Weights from which on memory counts more than kernels."""
-PIECE = 1 << 20
-"""Of so many, the gradients are computed at a time."""
 
 
 class Trace(NamedTuple):
@@ -103,7 +99,7 @@ def forward_flat(
     room = torch.empty_like(size) if quantizer.scale is Scale.MEAN else size  # whose sizes are of use no longer
     kept = torch.gt(size, segments.spread(delta), out=room)
     # Of large layers every tensor counts: there the codes stand for what is kept, too.
-    codes = torch.copysign(kept, flat, out=kept if room is size and _is_large(flat) else None)
+    codes = torch.copysign(kept, flat, out=kept if room is size and is_large(flat) else None)
     if quantizer.scale is Scale.MEAN:
         count = segments.reduce(kept, "sum").clamp_min(1)
         scale = segments.spread(segments.dot(size, kept) / count)
@@ -145,8 +141,7 @@ def backward_flat(trace: Trace, flat: Tensor, over: bool = False) -> tuple[Tenso
         return flat.view(-1), summed
     if trace.kept is trace.codes and trace.scale.numel() == 1:
         latents = flat if over else torch.empty_like(flat)
-        of_pieces = (torch.split(tensor.view(-1), PIECE) for tensor in (latents, trace.codes, flat))
-        for out, codes, own in zip(*of_pieces, strict=True):
+        for out, codes, own in pieces(latents, trace.codes, flat):
             out[:] = _chosen(codes.abs().to(own.dtype), own * trace.scale.view(-1), own)
         return latents.view(-1), summed
     kept = trace.kept.abs() if trace.kept is trace.codes else trace.kept
@@ -168,10 +163,6 @@ def _of_factors(trace: Trace, flat: Tensor) -> Tensor | None:
         if trace.quantizer.gradient is FactorGradient.SCALED:
             summed.mul_(segments.lengths.to(summed.dtype).rsqrt())
     return summed
-
-
-def _is_large(flat: Tensor) -> bool:
-    return flat.device.type == "cpu" and flat.numel() >= LARGE
 
 
 def _chosen(mask: Tensor, one: Tensor, zero: Tensor) -> Tensor:
@@ -298,9 +289,8 @@ class Segments:
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
         """Σ left · right of each segment, (s,)."""
-        if len(self.layers) * self.clients == 1 and _is_large(left):
-            pairs = zip(torch.split(left.view(-1), PIECE), torch.split(right.view(-1), PIECE), strict=True)
-            return torch.stack([(one * other).sum() for one, other in pairs]).sum().view(1)
+        if len(self.layers) * self.clients == 1 and is_large(left):
+            return torch.stack([(one * other).sum() for one, other in pieces(left, right)]).sum().view(1)
         return self.reduce(left * right, "sum")
 
     def spread(self, numbers: Tensor) -> Tensor:

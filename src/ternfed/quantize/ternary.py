@@ -16,7 +16,7 @@ same for many layers in a few kernels. Equations are named by their label in the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -24,10 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LARGE = 1 << 22
-"""Weights of a layer from which on memory counts more than kernels."""
-PIECE = 1 << 20
-"""Of so many, they are looked at a time."""
+from ternfed.quantize.pieces import is_large, pieces
 
 
 class Rule(StrEnum):
@@ -89,17 +86,6 @@ class Ternary(NamedTuple):
 
 def _dense(codes: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     return torch.where(codes > 0, positive, negative).mul_(codes)
-
-
-def is_large(tensor: Tensor) -> bool:
-    """Whether it is better looked at in pieces: what PyTorch makes on the way would be several more of it."""
-    return tensor.numel() >= LARGE and tensor.device.type == "cpu" and tensor.is_contiguous()
-
-
-def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Large tensors of one shape, some numbers of each at a time: views."""
-    flat = (torch.split(tensor.detach().view(-1), PIECE) for tensor in tensors)
-    return zip(*flat, strict=True)
 
 
 @dataclass(frozen=True)

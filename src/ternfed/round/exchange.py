@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Algorithm, Server, Weights
+from ternfed.quantize.pieces import pieces
 from ternfed.wire import (
     Message,
     Reference,
@@ -31,9 +32,6 @@ from ternfed.wire import (
     sections_in,
     trits_of,
 )
-
-PIECE = 1 << 20
-"""Trits that are counted at a time, as numbers of eight bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +204,7 @@ def layer_entropies(message: Message, broadcast: Broadcast) -> dict[str, float]:
 def _entropy(codes: Tensor, given: Tensor) -> float:
     """H(X | Y) of two tensors of trits, in bits an element."""
     counts = torch.zeros(9, dtype=torch.int64)
-    for before, after in zip(*(torch.split(both.flatten(), PIECE) for both in (given, codes)), strict=True):
+    for before, after in pieces(given.flatten(), codes.flatten()):  # counted as numbers of eight bytes
         counts += torch.bincount((3 * before + after + 4).int(), minlength=9)
     pairs = counts.double().view(3, 3)
     total = pairs.sum(1, keepdim=True)

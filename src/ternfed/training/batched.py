@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ternfed.algorithms.algorithm import Local, Network, Training, Weights
 from ternfed.algorithms.optimizers import Adam, Optimizer
 from ternfed.data.values import Samples
-from ternfed.quantize import fused
+from ternfed.quantize import fused, pieces
 from ternfed.quantize.ternary import Quantizer, Scale, check_threshold_factor
 from ternfed.training.chain import Layer, chain_of
 from ternfed.training.work import Trained, TrainingData, Work
@@ -30,8 +30,6 @@ WINDOW = 256
 """Clients are sorted by size within so many of them; the results of no more are held back."""
 WORKING_SET = {"cpu": 16 << 20, "cuda": 1 << 30}
 """Bytes that the clients trained at once may touch in a step: on a CPU, what its last cache holds (docs/LOG.md)."""
-PIECE = 1 << 20
-"""Numbers that Adam moves at a time: what it computes on the way would be two more of a large layer."""
 WHOLE = 16
 """A short batch is filled up to a multiple of this: what is left over after whole vectors is computed by other code,
 which rounds otherwise, and a client's bits must not depend on how large its neighbours are."""
@@ -439,9 +437,8 @@ def _adam(
     value: Tensor, first: Tensor, second: Tensor, gradient: Tensor, rate: float, decay: float, count: Count
 ) -> None:
     """Adam (Kingma & Ba 2015) as `torch.optim.Adam` has it: β = 0.9 and 0.999, ε = 1e-8, decay in the gradient."""
-    if value.numel() > PIECE and isinstance(count, int) and gradient.is_contiguous():
-        flat = (torch.split(tensor.view(-1), PIECE) for tensor in (value, first, second, gradient))
-        for own, own_first, own_second, own_gradient in zip(*flat, strict=True):
+    if value.numel() > pieces.PIECE and isinstance(count, int) and gradient.is_contiguous():
+        for own, own_first, own_second, own_gradient in pieces.pieces(value, first, second, gradient):
             _adam(own, own_first, own_second, own_gradient, rate, decay, count)
         return
     if decay:
