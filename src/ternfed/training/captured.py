@@ -29,6 +29,7 @@ from ternfed.algorithms.algorithm import Local, Network, Training, Weights
 from ternfed.quantize import fused
 from ternfed.quantize.fused import Segments
 from ternfed.quantize.ternary import check_threshold_factor
+from ternfed.training.fused_conv import fuse_convolutions
 from ternfed.training.fused_norm import fuse_norms
 from ternfed.training.resident import ALIGNED, Table, layout_of, table_of
 from ternfed.training.work import Trained, TrainingData, Work, computing_in, copy_on
@@ -411,7 +412,7 @@ def _forward(
         return outputs
 
     if not compiled_batch:
-        fuse_norms(model)
+        fuse_convolutions(fuse_norms(model))
         return plain
     fast = torch.compile(plain, dynamic=False)
 

@@ -27,18 +27,18 @@ FUSED = True
 class Tiling(NamedTuple):
     """How a matrix of rows × channels is shared out among programs. By shape alone, so that runs repeat."""
 
-    parts: int = 64
+    parts: int = 128
     """Of the rows, at most: each program of the second pass adds up what the first pass found in all parts."""
     channels: int = 32
     """Of a program, at most: 64 bytes of bfloat16."""
-    numbers: int = 8192
+    numbers: int = 2048
     """In a tile."""
-    warps: int = 8
-    few_rows: int = 4096
+    warps: int = 4
+    few_rows: int = 1024
     """Up to so many rows one program does everything for `few_channels` channels: one launch instead of two."""
-    few_channels: int = 8
-    few_numbers: int = 8192
-    few_warps: int = 16
+    few_channels: int = 4
+    few_numbers: int = 4096
+    few_warps: int = 8
     stages: int = 1
     """Tiles that are on their way from memory while one is worked on."""
 
@@ -104,15 +104,15 @@ def _fits(norm: _Norm, batch: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernels compute what the modules would; only then are they asked."""
     own = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     return (
-        _runs_on(batch.device.type)
+        runs_on(batch.device.type)
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
         and norm.training
         and norm.momentum is not None
         and not _is_watched(norm)
-        and _is_matrix(batch)
+        and is_matrix(batch)
         and batch.numel() // batch.shape[1] > 1
-        and (residual is None or (_is_matrix(residual) and _alike(residual, batch)))
+        and (residual is None or (is_matrix(residual) and _alike(residual, batch)))
         and all(
             t is not None and t.dtype == torch.float32 and t.is_contiguous() and t.device == batch.device for t in own
         )
@@ -120,7 +120,7 @@ def _fits(norm: _Norm, batch: Tensor, residual: Tensor | None) -> bool:
     )
 
 
-def _is_matrix(batch: Tensor) -> bool:
+def is_matrix(batch: Tensor) -> bool:
     return (
         batch.dim() == 4
         and batch.dtype in _DTYPES
@@ -134,7 +134,7 @@ def _alike(first: Tensor, second: Tensor) -> bool:
 
 
 @cache
-def _runs_on(device: str) -> bool:
+def runs_on(device: str) -> bool:
     """Whether there is a Triton for this device."""
     return device == "cuda" and torch.version.hip is None and find_spec("triton") is not None
 
@@ -172,7 +172,7 @@ class _NormRelu(torch.autograd.Function):
         fixed = {"CHANNELS": channels, "RELU": relu, "RESIDUAL": residual is not None, "STAGES": TILING.stages}
         own = (weight, bias, kept, running_mean, running_var)
         other = x if residual is None else residual
-        with _on(x):
+        with on_device(x):
             if rows <= TILING.few_rows:
                 grid, tile = _whole(rows, channels)
                 norm_kernels.normalise_whole[grid](x, other, y, *own, rows, eps, momentum, **fixed, **tile)
@@ -206,7 +206,7 @@ class _NormRelu(torch.autograd.Function):
         fixed = {"CHANNELS": channels, "STAGES": TILING.stages}
         own = (weight, bias, kept)
         before = y if cuts else x
-        with _on(x):
+        with on_device(x):
             if rows <= TILING.few_rows:
                 grid, tile = _whole(rows, channels)
                 norm_kernels.input_slopes_whole[grid](
@@ -231,26 +231,26 @@ def _size(x: Tensor) -> tuple[int, int]:
     return x.numel() // x.shape[1], x.shape[1]
 
 
-def _on(x: Tensor) -> Any:
+def on_device(x: Tensor) -> Any:
     """Triton launches on the current device."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def _power(number: int) -> int:
+def power_above(number: int) -> int:
     """The next power of two."""
     return 1 << (number - 1).bit_length()
 
 
 def _whole(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Programs, and their tiles, where each takes all rows."""
-    wide = min(TILING.few_channels, _power(channels))
+    wide = min(TILING.few_channels, power_above(channels))
     high = TILING.few_numbers // wide
     return (1, -(-channels // wide)), {"BLOCK_R": high, "BLOCK_C": wide, "num_warps": TILING.few_warps}
 
 
 def _parts(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int], int]:
     """Programs, their tiles, and the rows of each."""
-    wide = min(TILING.channels, _power(channels))
+    wide = min(TILING.channels, power_above(channels))
     high = TILING.numbers // wide
     per_part = -(-rows // (TILING.parts * high)) * high
     return (
