@@ -11,6 +11,7 @@ Beyond the paper: what is not ternary travels on a grid (`rest.py`), and clients
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -143,11 +144,16 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         combined, wanted, latents = way.combined(average, before, uploads.spent)
         ternary = requantized(wanted)
         exact = {name: value.dense() for name, value in ternary.items()}
-        full = with_statistics(combined, network, settings.statistics, helpers)
+
+        @cache
+        def full() -> Weights:
+            """Made only where it is asked for: counting statistics takes as long as judging, and most rounds do not."""
+            return with_statistics(combined, network, settings.statistics, helpers)
+
         quantized = with_statistics({**combined, **exact}, network, settings.statistics, helpers)
         best = before.best
         if judging is Judging.SERVER:
-            collapsed = helpers.judge(quantized) < judged.least(helpers.judge(full), settings.tolerance)
+            collapsed = helpers.judge(quantized) < judged.least(helpers.judge(full()), settings.tolerance)
         elif judging is Judging.CLIENTS:
             best = torch.tensor(-torch.inf) if best is None else best
             reached = judged.goodness(uploads.numbers[judged.name])
@@ -160,7 +166,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if way.guarded and settings.full_at_decay is not None:
             due = due or helpers.decays_to(settings.full_at_decay)
         if collapsed or due:
-            strategy, chosen, ternary = Strategy.FULL, full, {}
+            strategy, chosen, ternary = Strategy.FULL, full(), {}
         shown, sent = on_air(chosen, ternary, {name: server.weights[name] for name in rest})
         lost = {} if way.lost is None else {n: way.lost(wanted[n], value.codes) for n, value in ternary.items()}
         return Server(shown, sent, ServerMemory(lost, best, unrounded(chosen), latents), strategy)
