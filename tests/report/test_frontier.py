@@ -15,6 +15,7 @@ from ternfed.paper.frontier import (
     Contest,
     bytes_to_reach,
     contests,
+    lead,
     left_out,
     matches,
     on_front,
@@ -71,7 +72,7 @@ def results(tmp_path: Path, rows: dict[str, Row]) -> Path:
     path = tmp_path / "results"
     path.mkdir()
     run(path / "plain", rows["plain"], (0.50, 0.60, 0.70), 10 * MB)
-    for seed, last in enumerate((0.955, 0.965)):
+    for seed, last in ((1, 0.955), (2, 0.965)):  # no seed that another has
         run(path / f"tuned-{seed}", rows["tuned"], (0.80, 0.92, last), 10 * MB, seed=seed)
     run(path / "half", rows["half"], (0.80, 0.92, 0.955), 5 * MB)
     run(path / "own", rows["own"], (0.70, 0.91, 0.90), MB // 10, changed=0.1, zeros=0.4)
@@ -108,6 +109,22 @@ class TestFront:
 
     def test_a_lost_run_is_on_no_front(self) -> None:
         assert on_front([(1.0, float("-inf")), (2.0, 5.0)]) == [False, True]
+
+    def test_one_place_may_be_ahead_by_more_than_its_goodness_says(self) -> None:
+        points = [(1.0, 5.0), (2.0, 4.0)]
+        assert on_front(points) == [True, False]
+        assert on_front(points, lambda one, other: points[other][1] - points[one][1]) == [True, True]
+
+    def test_seeds_that_only_one_has_decide_nothing(self, results: Path, rows: dict[str, Row]) -> None:
+        # FedAvg has 95.5 and 96.5: with the first seed alone 95.6 is ahead, and with the second 96.4 is behind.
+        made = {name: row(name, {"algorithm": {"name": name}}) for name in ("eden", "stc")}
+        run(results / "eden", made["eden"], (0.5, 0.6, 0.956), MB, seed=1)
+        run(results / "stc", made["stc"], (0.5, 0.6, 0.964), 2 * MB, seed=2)
+        points = named(the_contest(results, {**rows, **made}))
+        assert lead(points["eden"], points["tuned"]) == pytest.approx(0.1)
+        assert lead(points["stc"], points["tuned"]) == pytest.approx(-0.1)
+        assert lead(points["stc"], points["eden"]) == pytest.approx(0.8)  # no seed in common
+        assert points["tuned"].goodness == pytest.approx(96.0)
 
     def test_it_goes_from_the_fewest_bytes_to_the_most(self, results: Path, rows: dict[str, Row]) -> None:
         found = the_contest(results, rows)
@@ -371,6 +388,15 @@ class TestRivals:
         assert (best[4], cheapest[4]) == ("1/10", "1/100")
         assert float(best[2].split()[0]) > float(cheapest[2].split()[0])
         assert {line[5:] for line in sheet.rows} == {("EDEN", "95.80 (1 seed)", "1/5")}
+
+    def test_a_rival_with_fewer_seeds_is_told_with_what_fedavg_has_with_those(
+        self, results: Path, rows: dict[str, Row]
+    ) -> None:
+        made = {"eden": row("eden", {"algorithm": {"name": "eden"}})}
+        run(results / "eden", made["eden"], (0.5, 0.6, 0.952), 2 * MB, seed=1)
+        sheet = headline(collect([results], {**rows, **made}).groups)
+        assert sheet is not None
+        assert {line[5:] for line in sheet.rows} == {("EDEN", "95.20 (1 seed; FedAvg's 95.50)", "1/5")}
 
 
 def test_seconds_of_messages_are_those_of_their_phases(tmp_path: Path) -> None:

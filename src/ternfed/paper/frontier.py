@@ -1,14 +1,15 @@
 """Accuracy against bytes: which runs are compared, who is on the front, what a budget buys (docs/frontier.md).
 
 Only rows that show one of `SHOWING` are points. They are compared where `cell_of` agrees: the same data, network,
-partition, clients, participation, rounds and local epochs. A run whose settings are not its row's is left out.
+partition, clients, participation, rounds and local epochs. A run whose settings are not its row's is left out. Of two
+points, those seeds are compared that both have (`lead`): a seed decides who holds which data.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,7 +18,7 @@ from ternfed.experiment.settings import ExperimentError
 from ternfed.named_function import NotAllowed, check_code, code_in
 from ternfed.paper.belonging import belonging, usual
 from ternfed.paper.controls import cell_of, place_of
-from ternfed.paper.groups import Group, Spread, shown_score
+from ternfed.paper.groups import Group, Spread, difference, shown_score
 
 SHOWING = ("frontier", "shakespeare")
 """Of what rows show, what makes them points."""
@@ -70,7 +71,8 @@ class Contest:
     @property
     def front(self) -> tuple[Point, ...]:
         """Those that no other is better than, from the fewest bytes to the most."""
-        kept = on_front([(point.total, point.goodness) for point in self.points])
+        places = [(point.total, point.goodness) for point in self.points]
+        kept = on_front(places, lambda one, other: lead(self.points[one], self.points[other]))
         return tuple(point for point, keeps in zip(self.points, kept, strict=True) if keeps)
 
     @property
@@ -103,7 +105,7 @@ def worthwhile(contest: Contest) -> tuple[Point, ...]:
     """Of the front, the points that are more than `NEAR` better than what fewer bytes buy; accuracies only."""
     chosen: list[Point] = []
     for point in contest.front:
-        if point.group.measure.percent and (not chosen or point.goodness > chosen[-1].goodness + NEAR):
+        if point.group.measure.percent and (not chosen or lead(point, chosen[-1]) > NEAR):
             chosen.append(point)
     return tuple(chosen)
 
@@ -147,17 +149,27 @@ def point_of(group: Group) -> Point | None:
     return None if score is None or up + down <= 0 else Point(group, score, up, down)
 
 
-def on_front(places: Sequence[tuple[float, float]]) -> list[bool]:
+def lead(one: Point, other: Point) -> float:
+    """How much better one is: over the seeds that both have, or of their means where they have none in common."""
+    paired = difference(one.group, other.group)
+    if paired is None or not math.isfinite(paired.mean):
+        return one.goodness - other.goodness
+    return one.group.measure.goodness(paired.mean)
+
+
+def on_front(places: Sequence[tuple[float, float]], lead: Callable[[int, int], float] | None = None) -> list[bool]:
     """Of each (bytes, goodness): whether none other has at most its bytes and is at least as good, and better in one.
 
-    What is not finite is on no front.
+    What is not finite is on no front. `lead` says how much better one place is than another, if not by their goodness.
     """
+    finite = [place for place, own in enumerate(places) if all(map(math.isfinite, own))]
 
-    def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-        return one != other and one[0] <= other[0] and one[1] >= other[1]
+    def beats(one: int, other: int) -> bool:
+        ahead = places[one][1] - places[other][1] if lead is None else lead(one, other)
+        spared = places[other][0] - places[one][0]
+        return spared >= 0 and ahead >= 0 and (spared, ahead) != (0, 0)
 
-    finite = [place for place in places if all(map(math.isfinite, place))]
-    return [place in finite and not any(beats(other, place) for other in finite) for place in places]
+    return [own in finite and not any(beats(other, own) for other in finite) for own in range(len(places))]
 
 
 def bytes_to_reach(point: Point, level: float) -> float | None:
@@ -177,7 +189,7 @@ def matches(contest: Contest, algorithm: str = "tfedavg") -> list[Match]:
     others = [point for point in told if point.group.algorithm != algorithm]
 
     def rival(point: Point) -> Point | None:
-        return next((other for other in others if other.goodness >= point.goodness - NEAR), None)
+        return next((other for other in others if lead(other, point) >= -NEAR), None)
 
     return [Match(point, rival(point)) for point in own]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ternfed.paper.frontier import NEAR, Contest, Point, contests, left_out, matches, protocol_of, worthwhile
+from ternfed.paper.frontier import NEAR, Contest, Point, contests, lead, left_out, matches, protocol_of, worthwhile
 from ternfed.paper.groups import Group
 from ternfed.paper.rows import SHOWN
 from ternfed.report.chapter import Chapter, Part
@@ -77,12 +77,13 @@ def sentences(contest: Contest, labels: Sequence[str]) -> Iterator[str]:
         f"Beside the cheapest rival that is as accurate or more (at most {NEAR:g} points less count as equal): "
         f"{'; '.join(said)}."
     )
-    best = max(rivals, key=lambda point: point.goodness)
-    if all(pair.own.goodness < best.goodness - NEAR for pair in pairs):
-        closest = max((pair.own for pair in pairs), key=lambda point: point.goodness)
+    yardstick = contest.floats or rivals[-1]
+    best = max(rivals, key=lambda point: lead(point, yardstick))
+    behind = min(lead(best, pair.own) for pair in pairs)
+    if behind > NEAR:
         yield (
             f"No point of T-FedAvg is within {NEAR:g} points of the most accurate rival, {told(best)}; the nearest is "
-            f"{best.goodness - closest.goodness:.2f} below."
+            f"{behind:.2f} below."
         )
 
 

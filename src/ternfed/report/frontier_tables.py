@@ -24,7 +24,7 @@ READING = {
         "Accuracy on test data after the last round, ± the standard deviation over seeds. Bytes are lengths of "
         "messages that were really encoded, all layers and headers counted, the mean over seeds: per client and "
         "round, and over the whole run. Of FedAvg's: total bytes against FedAvg in float32. On the front: no other "
-        "point has at most as many bytes and is at least as accurate, judged by the means.",
+        "point has at most as many bytes and is at least as accurate, over the seeds that both have.",
     ),
     "reach": (
         "Bytes to reach an accuracy",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ternfed.paper.frontier import Contest, Point, contests
-from ternfed.paper.groups import Group
+from ternfed.paper.frontier import Contest, Point, contests, lead
+from ternfed.paper.groups import Group, difference
 from ternfed.report.accuracy import accuracy_text, score_heading, seeds_text
 from ternfed.report.frontier_tables import megabytes
 from ternfed.report.labels import comparison_of, point_labels
@@ -29,7 +29,8 @@ def rivals(groups: Sequence[Group]) -> Sheet | None:
     notes = (
         "Test accuracy after the last round. Bytes over the whole run, really encoded, against FedAvg's float32 "
         f"messages as really sent. Rivals: of each other algorithm the point with the fewest bytes that is at most "
-        f"{STRONG:g} points less accurate than FedAvg, and of these the {RIVALS} with the fewest bytes.",
+        f"{STRONG:g} points less accurate than FedAvg, over the seeds that both have, and of these the {RIVALS} with "
+        "the fewest bytes.",
     )
     return Sheet("rivals", "T-FedAvg and its strongest rivals", headings, tuple(rows), texts=2, notes=notes)
 
@@ -47,7 +48,7 @@ def headline(groups: Sequence[Group]) -> Sheet | None:
     notes = (
         "Test accuracy after the last round, ± over seeds. Bytes of the whole run, up and down, really encoded, as a "
         "part of what FedAvg in float32 sent. Strongest rival: the cheapest point of another algorithm that is at most "
-        f"{STRONG:g} points less accurate than FedAvg.",
+        f"{STRONG:g} points less accurate than FedAvg, over the seeds that both have.",
     )
     return Sheet("headline", "In short", headings, tuple(rows), texts=2, notes=notes)
 
@@ -63,7 +64,7 @@ def _short(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
     where = comparison_of(floats.group).text()
     ran = any(point.group.algorithm not in ("tfedavg", "fedavg") for point in contest.points)
     nobody = f"none within {STRONG:g} points" if ran else "none has run yet"
-    theirs = (nobody, NONE, NONE) if rival is None else (names[id(rival)], *_result(rival, floats))
+    theirs = (nobody, NONE, NONE) if rival is None else (names[id(rival)], *_rival_result(rival, floats))
     return [
         (where, _own_name(names[id(point)]), own_score, _with_seeds(floats), share, *theirs)
         for point in ((best,) if best is cheapest else (best, cheapest))
@@ -81,6 +82,15 @@ def _result(point: Point, floats: Point) -> tuple[str, str]:
     return _with_seeds(point), f"1/{floats.total / point.total:.3g}"
 
 
+def _rival_result(point: Point, floats: Point) -> tuple[str, str]:
+    """The same; where the rival has fewer seeds than FedAvg, with what FedAvg reached with those."""
+    score, share = _result(point, floats)
+    paired = difference(point.group, floats.group)
+    if paired is not None and point.score.count < min(ENOUGH, floats.score.count):
+        score = f"{score[:-1]}; FedAvg's {point.score.mean - paired.mean:.2f})"
+    return score, share
+
+
 def _with_seeds(point: Point) -> str:
     seeds = point.score.count
     few = "" if seeds >= ENOUGH else " (1 seed)" if seeds == 1 else f" ({seeds} seeds)"
@@ -92,7 +102,7 @@ def strongest(contest: Contest, floats: Point) -> list[Point]:
     found: dict[str, Point] = {}
     for point in contest.points:  # from the fewest bytes to the most
         algorithm = point.group.algorithm
-        if algorithm not in ("tfedavg", "fedavg") and point.goodness >= floats.goodness - STRONG:
+        if algorithm not in ("tfedavg", "fedavg") and lead(point, floats) >= -STRONG:
             found.setdefault(algorithm, point)
     return list(found.values())[:RIVALS]
 
