@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from ternfed.bench import convolutions, peers, server_memory, speed
+from ternfed.bench import convolutions, gpu, peers, server_memory, speed
 from ternfed.cli.app import app
 
 ROW = {"part": "wire", "what": "decoding", "promised": "≥ 400", "measured": "302", "kept": False, "command": "x"}
@@ -39,6 +40,34 @@ def test_an_unknown_part_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "speed", "--part", "sound", "--out", str(tmp_path / "s.json")])
     assert result.exit_code == 2
     assert "no part 'sound'" in result.output
+
+
+def test_a_part_for_a_gpu_is_left_out_where_none_is_and_what_is_stored_of_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    stored = tmp_path / "speed.json"
+    result = CliRunner().invoke(app, ["bench", "speed", "--part", "GPU", "--out", str(stored)])
+    assert result.exit_code == 2
+    assert "the part 'GPU' needs an NVIDIA GPU" in result.output
+    kept = {"GPU": {"machine": "an H200", "limits": {}, "rows": [{**ROW, "part": "GPU"}]}}
+    stored.write_text(json.dumps(kept))
+    monkeypatch.setattr(
+        speed, "PARTS", {"decoding": lambda limits: iter([speed.Kept(**ROW)]), "GPU": speed.PARTS["GPU"]}
+    )
+    assert CliRunner().invoke(app, ["bench", "speed", "--out", str(stored)]).exit_code == 0
+    found = json.loads(stored.read_text())
+    assert found["GPU"] == kept["GPU"]
+    assert found["decoding"]["rows"] == [ROW]
+
+
+def test_a_step_on_a_gpu_is_measured_beside_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"BATCH": 2, "STEPS": 2, "CALLS": 1, "EPOCHS": {"float32": 1, "bfloat16": 1}}.items():
+        monkeypatch.setattr(gpu, name, value)
+    (row,) = gpu.run(("cnn",), ("float32",), (2,), (False,), device="cpu")
+    assert min(row.fedavg, row.tfedavg, row.loop) > 0
+    assert row.speedup == pytest.approx(row.loop / row.fedavg)
+    assert "plain loop (ms)" in gpu.table([row])
 
 
 def test_the_projects_page_is_that_of_its_stored_measurement() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ternfed.bench import big_model, convolutions, many_clients, rounds, server_memory, step
+from ternfed.bench import big_model, convolutions, gpu, many_clients, rounds, server_memory, step
 from ternfed.bench.measure import best
 from ternfed.bench.tables import markdown
 from ternfed.bench.wire import RESNET_TRITS, cut, draw
@@ -51,6 +51,8 @@ class Limits:
 
 
 Part = Callable[[Limits], Iterator[Kept]]
+GPU = "GPU"
+"""The part that most machines cannot measure: what is stored of it stays."""
 
 
 def measure(limits: Limits, names: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -58,9 +60,12 @@ def measure(limits: Limits, names: Sequence[str] = ()) -> Iterator[tuple[str, di
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         raise ValueError(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    if GPU in names and not torch.cuda.is_available():
+        raise ValueError(f"the part {GPU!r} needs an NVIDIA GPU, and PyTorch sees none here")
     for name in names or PARTS:
         rows = [asdict(row) for row in PARTS[name](limits)]
-        yield name, {"machine": _machine(), "limits": asdict(limits), "rows": rows}
+        if rows:
+            yield name, {"machine": _machine(name), "limits": asdict(limits), "rows": rows}
 
 
 def page(stored: Mapping[str, Any]) -> str:
@@ -84,11 +89,12 @@ def page(stored: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
-def _machine() -> str:
+def _machine(part: str) -> str:
     numba = "with numba" if fast_ans.loops() is not None else "without numba"
     load = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else "load unknown"
     bfloat16 = {True: " with bfloat16", False: " without bfloat16", None: ""}[cpu_has_bfloat16()]
-    return f"{platform.machine()}{bfloat16}, PyTorch {torch.__version__}, {numba}, {load} when the run ended"
+    gpu = f", {torch.cuda.get_device_name()}" if part == GPU else ""
+    return f"{platform.machine()}{bfloat16}{gpu}, PyTorch {torch.__version__}, {numba}, {load} when the run ended"
 
 
 def _at_least(part: str, what: str, least: float, found: float, unit: str, command: str) -> Kept:
@@ -117,6 +123,15 @@ def _convolutions(limits: Limits) -> Iterator[Kept]:
         fastest = max(ours, key=lambda row: row.speedup)
         what = f"local training of {network} against the plain loop; best: {fastest.way}"
         yield _at_least("CPU", what, 1.3, fastest.speedup, " ×", "ternfed bench convolutions")
+
+
+def _gpu(limits: Limits) -> Iterator[Kept]:
+    """Nothing where there is no GPU."""
+    what = "a step of ResNet18*, five clients side by side, bfloat16"
+    for row in gpu.run(("resnet18",), ("bfloat16",), (5,), (False,)):
+        measured = f"{row.fedavg:.3f} ms, {row.speedup:.1f} × the plain loop's speed"
+        yield Kept(GPU, what, "≤ 0.6 ms", measured, row.fedavg <= 0.6, "ternfed bench gpu")
+        yield _at_most(GPU, "the same with FTTQ / without", 1.05, row.ratio, " ×", "ternfed bench gpu")
 
 
 def _many(limits: Limits) -> Iterator[Kept]:
@@ -171,6 +186,7 @@ def _big(limits: Limits) -> Iterator[Kept]:
 PARTS: Mapping[str, Part] = {
     "local training": _training,
     "convolutions": _convolutions,
+    GPU: _gpu,
     "many clients": _many,
     "decoding": _decoding,
     "big models": _big,

@@ -229,7 +229,7 @@ def speed(
         from ternfed.runs.folder import RunError
 
         before = read_json(out)
-        found = before if isinstance(before, dict) and (stored or parts) else {}
+        found = before if isinstance(before, dict) else {}
         if stored and not found:
             raise RunError(f"{out}: no stored measurement; measure one first, without --stored")
         limits = bench.Limits(repeats, steps, participants, big=weights)
