@@ -380,14 +380,14 @@ class TestRivals:
         run(results / "stc", made["stc"], (0.5, 0.6, 0.94), MB)
         weak = headline(collect([results], {**rows, **made}).groups)
         assert weak is not None
-        assert {line[5] for line in weak.rows} == {"none within 0.5 points"}
+        assert {line[5:] for line in weak.rows} == {("STC: 94.00 (1 seed), 1/10", NONE)}
         run(results / "eden", made["eden"], (0.5, 0.6, 0.958), 2 * MB)
         sheet = headline(collect([results], {**rows, **made}).groups)
         assert sheet is not None
         best, cheapest = sheet.rows
         assert (best[4], cheapest[4]) == ("1/10", "1/100")
         assert float(best[2].split()[0]) > float(cheapest[2].split()[0])
-        assert {line[5:] for line in sheet.rows} == {("EDEN", "95.80 (1 seed)", "1/5")}
+        assert {line[5:] for line in sheet.rows} == {("EDEN: 95.80 (1 seed), 1/5", "STC: 94.00 (1 seed), 1/10")}
 
     def test_a_rival_with_fewer_seeds_is_told_with_what_fedavg_has_with_those(
         self, results: Path, rows: dict[str, Row]
@@ -396,7 +396,7 @@ class TestRivals:
         run(results / "eden", made["eden"], (0.5, 0.6, 0.952), 2 * MB, seed=1)
         sheet = headline(collect([results], {**rows, **made}).groups)
         assert sheet is not None
-        assert {line[5:] for line in sheet.rows} == {("EDEN", "95.20 (1 seed; FedAvg's 95.50)", "1/5")}
+        assert {line[5:] for line in sheet.rows} == {("EDEN: 95.20 (1 seed; FedAvg's 95.50), 1/5", NONE)}
 
 
 def test_seconds_of_messages_are_those_of_their_phases(tmp_path: Path) -> None:

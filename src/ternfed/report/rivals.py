@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ternfed.paper.frontier import Contest, Point, contests, lead
@@ -16,6 +17,11 @@ STRONG = 0.5
 RIVALS = 2
 ENOUGH = 3
 """Seeds; a row with fewer says so."""
+_WHO = (
+    f"Rivals: of each other algorithm the point with the fewest bytes that is at most {STRONG:g} points less accurate "
+    f"than FedAvg, over the seeds that both have, and of these the {RIVALS} with the fewest bytes; where there are "
+    "fewer, the most accurate point of another algorithm."
+)
 
 
 def rivals(groups: Sequence[Group]) -> Sheet | None:
@@ -28,9 +34,7 @@ def rivals(groups: Sequence[Group]) -> Sheet | None:
     )  # fmt: skip
     notes = (
         "Test accuracy after the last round. Bytes over the whole run, really encoded, against FedAvg's float32 "
-        f"messages as really sent. Rivals: of each other algorithm the point with the fewest bytes that is at most "
-        f"{STRONG:g} points less accurate than FedAvg, over the seeds that both have, and of these the {RIVALS} with "
-        "the fewest bytes.",
+        f"messages as really sent. {_WHO}",
     )
     return Sheet("rivals", "T-FedAvg and its strongest rivals", headings, tuple(rows), texts=2, notes=notes)
 
@@ -41,14 +45,10 @@ def headline(groups: Sequence[Group]) -> Sheet | None:
     rows = [row for contest, floats in fought for row in _short(contest, floats)]
     if not rows:
         return None
-    headings = (
-        "data", "T-FedAvg", "accuracy (%)", "FedAvg (%)", "bytes, of FedAvg's", "strongest rival", "its accuracy",
-        "its bytes",
-    )  # fmt: skip
+    headings = ("data", "T-FedAvg", "accuracy (%)", "FedAvg (%)", "bytes, of FedAvg's", "strongest rival", "another")
     notes = (
         "Test accuracy after the last round, ± over seeds. Bytes of the whole run, up and down, really encoded, as a "
-        "part of what FedAvg in float32 sent. Strongest rival: the cheapest point of another algorithm that is at most "
-        f"{STRONG:g} points less accurate than FedAvg, over the seeds that both have.",
+        f"part of what FedAvg in float32 sent; of a rival behind its accuracy. {_WHO}",
     )
     return Sheet("headline", "In short", headings, tuple(rows), texts=2, notes=notes)
 
@@ -58,17 +58,14 @@ def _short(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
     if not own:
         return []
     best, cheapest = max(own, key=lambda point: point.goodness), own[0]
-    rival = next(iter(strongest(contest, floats)), None)
     labels = point_labels([point.group for point in contest.points])
     names = {id(point): label for point, label in zip(contest.points, labels, strict=True)}
     where = comparison_of(floats.group).text()
-    ran = any(point.group.algorithm not in ("tfedavg", "fedavg") for point in contest.points)
-    nobody = f"none within {STRONG:g} points" if ran else "none has run yet"
-    theirs = (nobody, NONE, NONE) if rival is None else (names[id(rival)], *_rival_result(rival, floats))
+    rivals = [f"{names[id(point)]}: {_rival_result(point, floats)}" for point in strongest(contest, floats)]
+    theirs = [*rivals, NONE if rivals else "none has run yet", NONE][:RIVALS]
     return [
-        (where, _own_name(names[id(point)]), own_score, _with_seeds(floats), share, *theirs)
+        (where, _own_name(names[id(point)]), _with_seeds(point), _with_seeds(floats), _share(point, floats), *theirs)
         for point in ((best,) if best is cheapest else (best, cheapest))
-        for own_score, share in (_result(point, floats),)
     ]
 
 
@@ -77,18 +74,17 @@ def _own_name(label: str) -> str:
     return label.removeprefix("T-FedAvg").removeprefix(", tuned").removeprefix(", ") or "as it comes"
 
 
-def _result(point: Point, floats: Point) -> tuple[str, str]:
-    """Accuracy with the number of seeds where they are few, and bytes as a part of FedAvg's."""
-    return _with_seeds(point), f"1/{floats.total / point.total:.3g}"
+def _share(point: Point, floats: Point) -> str:
+    """Bytes as a part of FedAvg's."""
+    return f"1/{floats.total / point.total:.3g}"
 
 
-def _rival_result(point: Point, floats: Point) -> tuple[str, str]:
-    """The same; where the rival has fewer seeds than FedAvg, with what FedAvg reached with those."""
-    score, share = _result(point, floats)
-    paired = difference(point.group, floats.group)
+def _rival_result(point: Point, floats: Point) -> str:
+    """Accuracy and bytes; where the rival has fewer seeds than FedAvg, with what FedAvg reached with those."""
+    score, paired = _with_seeds(point), difference(point.group, floats.group)
     if paired is not None and point.score.count < min(ENOUGH, floats.score.count):
         score = f"{score[:-1]}; FedAvg's {point.score.mean - paired.mean:.2f})"
-    return score, share
+    return f"{score}, {_share(point, floats)}"
 
 
 def _with_seeds(point: Point) -> str:
@@ -98,13 +94,20 @@ def _with_seeds(point: Point) -> str:
 
 
 def strongest(contest: Contest, floats: Point) -> list[Point]:
-    """The cheapest strong point of each other algorithm, the cheapest of these."""
-    found: dict[str, Point] = {}
+    """The cheapest strong point of each other algorithm, the cheapest of these first; then the best of the others'."""
+    strong: dict[str, Point] = {}
+    weak: dict[str, Point] = {}
     for point in contest.points:  # from the fewest bytes to the most
         algorithm = point.group.algorithm
-        if algorithm not in ("tfedavg", "fedavg") and lead(point, floats) >= -STRONG:
-            found.setdefault(algorithm, point)
-    return list(found.values())[:RIVALS]
+        if algorithm in ("tfedavg", "fedavg") or not math.isfinite(point.goodness):
+            continue
+        if lead(point, floats) >= -STRONG:
+            strong.setdefault(algorithm, point)
+        elif algorithm not in weak or lead(point, weak[algorithm]) > 0:
+            weak[algorithm] = point
+    others = [point for algorithm, point in weak.items() if algorithm not in strong]
+    others.sort(key=lambda point: -lead(point, floats))
+    return [*strong.values(), *others][:RIVALS]
 
 
 def _rows(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
