@@ -221,6 +221,46 @@ def test_a_client_gets_the_same_bits_alone_and_among_others(sizes: tuple[int, ..
         torch.testing.assert_close(alone.local.factors, together[k].local.factors, rtol=0, atol=0)
 
 
+def tiny() -> nn.Module:
+    """Layers of so few numbers that PyTorch multiplies short batches of them without BLAS."""
+    return nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3))
+
+
+def middling() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 100), nn.ReLU(), nn.Linear(100, 64), nn.Linear(64, 20), nn.Linear(20, 5))
+
+
+@pytest.mark.parametrize("build", [with_biases, tiny, middling])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("batch", [50, 64, 128])
+def test_so_it_does_whatever_code_the_sizes_of_its_products_choose(
+    build: Callable[[], nn.Module], optimizer: str, batch: int
+) -> None:
+    torch.manual_seed(0)
+    network = Network.of(build())
+    training = replace(OPTIMIZERS[optimizer], epochs=2, batch=batch)
+    sizes = (7, 16, 30, 45, 48, 60, 70, 100, 111, 300)
+    feed = TrainingData(Samples(torch.randn(sum(sizes), 12), torch.randint(3, (sum(sizes),))), (0.0,), (1.0,))
+    works = works_of(network, training, sizes)
+    for work, among in zip(works, list(train_batched(network, training, feed, works)), strict=True):
+        [alone] = train_batched(network, training, feed, [work])
+        assert alone.loss == among.loss
+        torch.testing.assert_close(alone.local.weights, among.local.weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_clients_whose_batches_may_not_be_filled_up_alike_are_trained_all_the_same(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched, "widest", lambda _chain, _weights, width, batch: batch if width in (32, 48) else width)
+    network = network_of(with_biases)
+    plain = replace(OPTIMIZERS[optimizer], epochs=3, batch=48)
+    fttq = replace(plain, quantizer=Quantizer(), ternary=network.ternary, clip=0.5)
+    for training in (plain, fttq, replace(fttq, plain_epochs=1), replace(fttq, plain_epochs=3)):
+        works = works_of(network, training, (1, 110, 20, 60, 48, 65, 47, 16, 150))
+        check(network, training, works)
+
+
 def test_a_client_without_samples_comes_back_as_it_was() -> None:
     network = network_of(small_mlp)
     works = works_of(network, Training(epochs=2, batch=8), (0, 4))

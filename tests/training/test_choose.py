@@ -184,8 +184,8 @@ def test_what_a_large_client_starts_from_is_let_go(feed: TrainingData, monkeypat
         alive.append(sum(start() is not None for start in starts))
         yield from real(*arguments)
 
-    real = batched._steps
-    monkeypatch.setattr(batched, "_steps", steps)
+    real = batched.steps_of
+    monkeypatch.setattr(batched, "steps_of", steps)
     again = lambda place: works_of(network, training)[place]  # noqa: E731
     list(train_recovering(trainer_for(network, training, feed), works[:1], 3, again))
     assert alive == [len(starts)]  # the test's own list holds them

@@ -1,19 +1,17 @@
 """Many clients trained at once: the local steps of `training.train_one` for networks that are chains of linear layers.
 
 Each tensor of the model is stacked over the clients, (clients, …), and a local step of all of them is a handful of
-batched products with a backward pass written by hand. Activations lie as (clients, features, samples), because
-W · Xᵀ and Ȳ · X are the products that BLAS runs fastest for narrow layers. Clients of uneven size stay exact: they are
-sorted by their number of steps, so that those still working are a prefix of the stack, and a sample that only fills
-up a batch has weight 0. Tests hold all of it to `train_one` to float64 rounding.
+batched products with a backward pass written by hand (`passes.py`). Clients of uneven size stay exact: they are sorted
+by their number of steps, so that those still working are a prefix of the stack, and a sample that only fills up a batch
+has weight 0 (`steps.py`). Tests hold all of it to `train_one` to float64 rounding.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, islice
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,22 +22,14 @@ from ternfed.data.values import Samples
 from ternfed.quantize import fused, pieces
 from ternfed.quantize.ternary import Quantizer, Scale, check_threshold_factor
 from ternfed.training.chain import Layer, chain_of
+from ternfed.training.passes import Gradient, Multiply, as_among_many, backward, forward, product, twice, widest
+from ternfed.training.steps import Count, Step, steps_of
 from ternfed.training.work import Trained, TrainingData, Work
 
 WINDOW = 256
 """Clients are sorted by size within so many of them; the results of no more are held back."""
 WORKING_SET = {"cpu": 16 << 20, "cuda": 1 << 30}
 """Bytes that the clients trained at once may touch in a step: on a CPU, what its last cache holds (docs/LOG.md)."""
-WHOLE = 16
-"""A short batch is filled up to a multiple of this: what is left over after whole vectors is computed by other code,
-which rounds otherwise, and a client's bits must not depend on how large its neighbours are."""
-
-Count = int | Tensor
-"""A number of steps: the same for all clients, or (clients, 1) in float64."""
-Gradient = Tensor | tuple[Tensor, Tensor]
-"""A pair stands for its batched product, so that the product can be added right onto what it changes."""
-Multiply = Callable[[Tensor, Tensor], Tensor]
-"""The batched product."""
 
 
 def trainable_chain(network: Network, training: Training, feed: TrainingData) -> list[Layer] | None:
@@ -114,7 +104,7 @@ def _train_chunk(
     `alone`: one client, which never has others beside it, so that its products need not be rounded as theirs would. It
     is taken out of its list, and what it starts from is let go.
     """
-    multiply = torch.bmm if alone else _bmm
+    multiply = torch.bmm if alone else as_among_many
     works = [given.pop()] if alone else given
     clients = [work.local for work in works]
     device = samples.inputs.device
@@ -136,15 +126,15 @@ def _train_chunk(
     layers = [[name] for name in latents] if alone else [list(latents)]
     kept_segments: list[fused.Segments | None] = [None] * len(layers)
 
-    for step in _steps(works, training, samples):
-        now = {**weights, **frozen}
-        if step.active < len(works):
-            now = {name: tensor[: step.active] for name, tensor in now.items()}
+    fill_up = partial(widest, chain, {**weights, **frozen}, batch=training.batch)
+    for step in steps_of(works, training, samples, fill_up):
+        taking = step.first, step.end
+        now = {name: _part(tensor, *taking) for name, tensor in {**weights, **frozen}.items()}
         traces: list[tuple[list[str], fused.Trace]] = []
-        ternary = step.plain, step.active
-        if step.plain:
-            now |= {name: _before(now[name], scale[: step.plain]) for name, scale in plain_scales.items()}
-        if quantized is not None and step.plain < step.active:
+        ternary = step.plain, step.end
+        if step.plain > step.first:
+            now |= {name: _before(now[name], scale[step.first : step.plain]) for name, scale in plain_scales.items()}
+        if quantized is not None and step.plain < step.end:
             for place, names in enumerate(layers):
                 now_latents = [_part(latents[name], *ternary) for name in names]
                 segments = kept_segments[place]
@@ -164,33 +154,34 @@ def _train_chunk(
         # Only now, because these inputs push everything else out of the cache.
         rows = room[: len(step.chosen)]
         torch.index_select(samples.inputs, 0, step.chosen, out=rows)
-        inputs = rows.view(step.active, -1, rows.shape[1]).transpose(1, 2)
-        values = _forward(chain, now, inputs, multiply)
+        inputs = rows.view(step.end - step.first, -1, rows.shape[1]).transpose(1, 2)
+        values = forward(chain, now, inputs, multiply)
         slope, loss = _cross_entropy(values[-1], step)
         if loss is not None:
-            losses[step.earlier : step.active] += loss
-        gradients = _backward(chain[lowest:], now, values[lowest:], slope, multiply)
-        if step.plain:
+            losses[step.earlier : step.end] += loss
+        gradients = backward(chain[lowest:], now, values[lowest:], slope, multiply, training.batch)
+        if step.plain > step.first:
             for name, scale in plain_scales.items():
-                gradients[name] = _before(_product(gradients[name], multiply), scale[: step.plain])
+                gradients[name] = _before(product(gradients[name], multiply), scale[step.first : step.plain])
         del now  # quantized weights have done their work
         for names, trace in traces:
-            whole = [_product(gradients.pop(name), multiply) for name in names]
-            passed, summed = fused.backward(trace, [_part(gradient, *ternary) for gradient in whole], alone)
+            whole = [product(gradients.pop(name), multiply) for name in names]
+            of_ternary = [_part(gradient, step.plain - step.first, step.end - step.first) for gradient in whole]
+            passed, summed = fused.backward(trace, of_ternary, alone)
             both = [_after(gradient, new) for gradient, new in zip(whole, passed, strict=True)]
             for name, gradient in zip((name for name in names if name in scales), summed, strict=True):
                 scales[name].move(ternary, gradient, step.quantized)
-            del trace, whole, passed
+            del trace, whole, of_ternary, passed
             for name, gradient in zip(names, both, strict=True):
-                trained[name].move((0, step.active), gradient, step.number)
+                trained[name].move(taking, gradient, step.number)
             del both, gradient
         del traces
         for name, leaf in trained.items():
             if name in gradients:
-                leaf.move((0, step.active), gradients[name], step.number)
+                leaf.move(taking, gradients[name], step.number)
         if training.clip is not None:
             for latent in latents.values():
-                latent[: step.active].clamp_(-training.clip, training.clip)
+                latent[slice(*taking)].clamp_(-training.clip, training.clip)
     return [
         Trained(_taken(work.local, weights, factors, k), loss / max(work.order.shape[1], 1))
         for k, (work, loss) in enumerate(zip(works, losses.tolist(), strict=True))
@@ -255,122 +246,20 @@ def _thresholds(quantizer: Quantizer | None, works: Sequence[Work], like: Tensor
     return like.new_tensor([[work.local.threshold] for work in works])
 
 
-class _Step(NamedTuple):
-    """One local step. Clients are sorted by their number of steps, so those at work are the first ones."""
-
-    number: int
-    """From 1."""
-    active: int
-    """So many clients are at work, with `width` samples each."""
-    plain: int
-    """So many of them in an epoch without quantization."""
-    earlier: int
-    """So many of them in another epoch than their last."""
-    quantized: Count
-    """How many steps with quantization each of the others has begun."""
-    chosen: Tensor
-    """(active · width,): the samples; a short batch is filled up with a sample of its own."""
-    labels: Tensor
-    """(active, 1, width)"""
-    share: Tensor
-    """(active, 1, width): the weight of a sample in its batch's mean; 0 for one that fills up."""
-
-
-def _steps(works: Sequence[Work], training: Training, samples: Samples) -> Iterator[_Step]:
-    """The steps of clients with one number of epochs, the largest client first."""
-    device, batch, epochs = samples.inputs.device, training.batch, len(works[0].order)
-    sizes = [work.order.shape[1] for work in works]
-    steps = [-(-size // batch) for size in sizes]
-    index = torch.zeros(epochs * steps[0], len(works), batch, dtype=torch.int64)
-    counts = torch.zeros(epochs * steps[0], len(works), dtype=torch.int64)
-    for k, (work, count) in enumerate(zip(works, steps, strict=True)):
-        fill = count * batch - sizes[k]
-        rows = torch.cat((work.order, work.order[:, :1].expand(-1, fill)), dim=1) if fill else work.order
-        index[: epochs * count, k] = rows.reshape(-1, batch)
-        counts[: epochs * count, k] = batch
-        counts[count - 1 : epochs * count : max(count, 1), k] -= fill
-    share = (torch.arange(batch) < counts.unsqueeze(2)) / counts.clamp_min(1).unsqueeze(2).to(torch.float64)
-    index, share = index.to(device), share.to(device, samples.inputs.dtype)
-    widths = [min(batch, -(-most // WHOLE) * WHOLE) for most in (counts.amax(1).tolist() if len(counts) else [])]
-    rows_of = zip(index, samples.labels[index], share, widths, strict=True)
-    done = torch.tensor(steps, dtype=torch.float64, device=device).unsqueeze(1) * training.plain_epochs
-
-    def unfinished(at: int, epochs: int) -> int:
-        """How many clients have not done so many epochs before this step; `steps` descends."""
-        return bisect_left(steps, True, key=lambda count: count * epochs <= at)
-
-    for at, (chosen, labels, weight, width) in enumerate(rows_of):
-        active = unfinished(at, epochs)
-        plain = min(active, unfinished(at, training.plain_epochs))
-        yield _Step(
-            number=at + 1,
-            active=active,
-            plain=plain,
-            earlier=min(active, unfinished(at, training.epochs - 1)),
-            quantized=at + 1 - done[plain:active] if training.plain_epochs else at + 1,
-            chosen=chosen[:active, :width].reshape(-1),
-            labels=labels[:active, None, :width],
-            share=weight[:active, None, :width],
-        )
-
-
 def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
     """tensor[start:stop], without the cost of a view where that is the whole tensor."""
     return tensor if start == 0 and stop == tensor.size(0) else tensor[start:stop]  # `len` takes five times as long
 
 
-def _forward(chain: list[Layer], weights: Weights, inputs: Tensor, multiply: Multiply) -> list[Tensor]:
-    """The inputs and every layer's outputs, (clients, features, samples)."""
-    values = [inputs]
-    for layer in chain:
-        above = multiply(weights[layer.weight], values[-1])
-        if layer.bias is not None:
-            above += weights[layer.bias].unsqueeze(2)
-        values.append(above.relu_() if layer.relu else above)
-    return values
-
-
-def _cross_entropy(outputs: Tensor, step: _Step) -> tuple[Tensor, Tensor | None]:
+def _cross_entropy(outputs: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
     """The derivative (softmax - one-hot) · share, and the summed loss of every client in its last epoch, if any is."""
     slope = outputs.softmax(1).mul_(step.share).scatter_add_(1, step.labels, -step.share)
-    if step.earlier == step.active:
+    if step.earlier == step.end:
         return slope, None
-    last = slice(step.earlier, step.active)
+    last = slice(step.earlier - step.first, step.end - step.first)
     right = outputs[last].log_softmax(1).gather(1, step.labels[last]) * (step.share[last] > 0)
     # float64 holds the sum of a batch's float32 exactly, in whatever order.
     return slope, -right.sum((1, 2), dtype=torch.float64)
-
-
-def _backward(
-    chain: list[Layer], weights: Weights, values: list[Tensor], slope: Tensor, multiply: Multiply
-) -> dict[str, Gradient]:
-    """The gradients of the chain's tensors, from its `values` (one more than layers) and that of its last output."""
-    gradients: dict[str, Gradient] = {}
-    for i, layer in reversed(list(enumerate(chain))):
-        if layer.relu:
-            slope = torch.ops.aten.threshold_backward(slope, values[i + 1], 0)
-        gradients[layer.weight] = slope, values[i].transpose(1, 2)
-        if layer.bias is not None:
-            gradients[layer.bias] = slope.sum(2)
-        if i > 0:
-            slope = multiply(weights[layer.weight].transpose(1, 2), slope)
-    return gradients
-
-
-def _bmm(first: Tensor, second: Tensor) -> Tensor:
-    """The batched product, for one client with the bits that it has among many.
-
-    BLAS rounds a single product otherwise than one of a batch, and a client must not depend on who trains beside it.
-    """
-    return torch.bmm(first, second) if first.size(0) > 1 else torch.bmm(_twice(first), _twice(second))[:1]
-
-
-def _twice(single: Tensor) -> Tensor:
-    return single.expand(2, -1, -1)
-
-
-def _product(gradient: Gradient, multiply: Multiply) -> Tensor:
-    return multiply(*gradient) if isinstance(gradient, tuple) else gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,7 +282,7 @@ class _Leaf:
             value, moments = value[slice(*clients)], tuple(moment[slice(*clients)] for moment in moments)
         if isinstance(self.optimizer, Adam):
             first, second = moments
-            _adam(value, first, second, _product(gradient, self.multiply), self.rate, self.decay, count)
+            _adam(value, first, second, product(gradient, self.multiply), self.rate, self.decay, count)
         elif moments:
             self._accumulate(moments[0], gradient, self.optimizer.momentum, 1.0)
             if self.decay:
@@ -404,8 +293,8 @@ class _Leaf:
 
     def _accumulate(self, into: Tensor, gradient: Gradient, keep: float, times: float) -> None:
         """into ← keep · into + times · gradient."""
-        if isinstance(gradient, tuple) and into.size(0) == 1 and self.multiply is _bmm:  # as it does
-            into.copy_(torch.baddbmm(_twice(into), *map(_twice, gradient), beta=keep, alpha=times)[:1])
+        if isinstance(gradient, tuple) and into.size(0) == 1 and self.multiply is as_among_many:  # as it does
+            into.copy_(torch.baddbmm(twice(into), *map(twice, gradient), beta=keep, alpha=times)[:1])
         elif isinstance(gradient, tuple):
             into.baddbmm_(*gradient, beta=keep, alpha=times)
         else:
