@@ -51,7 +51,7 @@ def test_a_part_for_a_gpu_is_left_out_where_none_is_and_what_is_stored_of_it_sta
     assert result.exit_code == 2
     assert "the part 'GPU' needs an NVIDIA GPU" in result.output
     kept = {"GPU": {"machine": "an H200", "limits": {}, "rows": [{**ROW, "part": "GPU"}]}}
-    stored.write_text(json.dumps(kept))
+    stored.write_text(json.dumps({**kept, "convolutions": {"machine": "another run", "limits": {}, "rows": [ROW]}}))
     monkeypatch.setattr(
         speed, "PARTS", {"decoding": lambda limits: iter([speed.Kept(**ROW)]), "GPU": speed.PARTS["GPU"]}
     )
@@ -59,6 +59,7 @@ def test_a_part_for_a_gpu_is_left_out_where_none_is_and_what_is_stored_of_it_sta
     found = json.loads(stored.read_text())
     assert found["GPU"] == kept["GPU"]
     assert found["decoding"]["rows"] == [ROW]
+    assert set(found) == {"GPU", "decoding"}, "of another whole run nothing else stays"
 
 
 def test_a_step_on_a_gpu_is_measured_beside_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:

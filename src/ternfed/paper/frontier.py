@@ -157,17 +157,17 @@ def lead(one: Point, other: Point) -> float:
     return one.group.measure.goodness(paired.mean)
 
 
-def on_front(places: Sequence[tuple[float, float]], lead: Callable[[int, int], float] | None = None) -> list[bool]:
+def on_front(places: Sequence[tuple[float, float]], ahead: Callable[[int, int], float] | None = None) -> list[bool]:
     """Of each (bytes, goodness): whether none other has at most its bytes and is at least as good, and better in one.
 
-    What is not finite is on no front. `lead` says how much better one place is than another, if not by their goodness.
+    What is not finite is on no front. `ahead` says how much better one place is than another, if not by their goodness.
     """
     finite = [place for place, own in enumerate(places) if all(map(math.isfinite, own))]
 
     def beats(one: int, other: int) -> bool:
-        ahead = places[one][1] - places[other][1] if lead is None else lead(one, other)
+        better = places[one][1] - places[other][1] if ahead is None else ahead(one, other)
         spared = places[other][0] - places[one][0]
-        return spared >= 0 and ahead >= 0 and (spared, ahead) != (0, 0)
+        return spared >= 0 and better >= 0 and (spared, better) != (0, 0)
 
     return [own in finite and not any(beats(other, own) for other in finite) for own in range(len(places))]
 

@@ -57,9 +57,8 @@ def _short(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
     own = [point for point in contest.points if point.group.algorithm == "tfedavg"]
     if not own:
         return []
-    best, cheapest = max(own, key=lambda point: point.goodness), own[0]
-    labels = point_labels([point.group for point in contest.points])
-    names = {id(point): label for point, label in zip(contest.points, labels, strict=True)}
+    best, cheapest = max(own, key=lambda point: lead(point, floats)), own[0]
+    names = _names(contest)
     where = comparison_of(floats.group).text()
     rivals = [f"{names[id(point)]}: {_rival_result(point, floats)}" for point in strongest(contest, floats)]
     theirs = [*rivals, NONE if rivals else "none has run yet", NONE][:RIVALS]
@@ -67,6 +66,12 @@ def _short(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
         (where, _own_name(names[id(point)]), _with_seeds(point), _with_seeds(floats), _share(point, floats), *theirs)
         for point in ((best,) if best is cheapest else (best, cheapest))
     ]
+
+
+def _names(contest: Contest) -> dict[int, str]:
+    """What each point is called beside the others, by its identity."""
+    labels = point_labels([point.group for point in contest.points])
+    return {id(point): label for point, label in zip(contest.points, labels, strict=True)}
 
 
 def _own_name(label: str) -> str:
@@ -111,10 +116,9 @@ def strongest(contest: Contest, floats: Point) -> list[Point]:
 
 
 def _rows(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
-    labels = point_labels([point.group for point in contest.points])
     own = [point for point in contest.points if point.group.algorithm == "tfedavg"]
     chosen = [floats, *strongest(contest, floats), *own]
-    names = {id(point): label for point, label in zip(contest.points, labels, strict=True)}
+    names = _names(contest)
     shown = sorted(chosen, key=lambda point: -point.total)
     where = comparison_of(floats.group).text()
     return [(where, names[id(point)], *_cells(point, floats)) for point in shown]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ternfed.training.fused_norm import is_matrix, on_device, power_above, runs_on
+from ternfed.training.kernels import is_matrix, on_device, power_above, runs_on
 
 
 class Tiling(NamedTuple):

@@ -9,9 +9,6 @@ evaluation, float64, another layout in memory, hooks, a transform of `torch.func
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ternfed.models import Block, plain_norm_relu
+from ternfed.training.kernels import is_matrix, on_device, power_above, runs_on
 
 FUSED = True
 """Benchmarks set it to False, to measure a model that `fuse_norms` leaves as it is."""
@@ -44,9 +42,6 @@ class Tiling(NamedTuple):
 
 
 TILING = Tiling()
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MOST = 2**31 - 2**20
-"""Numbers in a tensor: places are counted in 32 bits."""
 
 
 def fuse_norms(model: nn.Module) -> nn.Module:
@@ -120,23 +115,8 @@ def _fits(norm: _Norm, batch: Tensor, residual: Tensor | None) -> bool:
     )
 
 
-def is_matrix(batch: Tensor) -> bool:
-    return (
-        batch.dim() == 4
-        and batch.dtype in _DTYPES
-        and 0 < batch.numel() <= _MOST
-        and batch.is_contiguous(memory_format=torch.channels_last)
-    )
-
-
 def _alike(first: Tensor, second: Tensor) -> bool:
     return (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
-
-
-@cache
-def runs_on(device: str) -> bool:
-    """Whether there is a Triton for this device."""
-    return device == "cuda" and torch.version.hip is None and find_spec("triton") is not None
 
 
 def _fused(norm: _Norm, batch: Tensor, residual: Tensor | None, *, relu: bool) -> Tensor:
@@ -229,16 +209,6 @@ class _NormRelu(torch.autograd.Function):
 
 def _size(x: Tensor) -> tuple[int, int]:
     return x.numel() // x.shape[1], x.shape[1]
-
-
-def on_device(x: Tensor) -> Any:
-    """Triton launches on the current device."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-
-
-def power_above(number: int) -> int:
-    """The next power of two."""
-    return 1 << (number - 1).bit_length()
 
 
 def _whole(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
