@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ternfed.algorithms.algorithm import Network
 from ternfed.data.values import Samples
-from ternfed.task import Measure, Metric, Task
+from ternfed.task import LANGUAGE, Measure, Metric, Task
 from ternfed.training.evaluation import Evaluator
 
 
@@ -47,6 +47,21 @@ def test_convolutions_on_a_cpu_are_judged_by_few_samples_at_a_time_and_statistic
     outputs = network.model.eval()(samples.inputs)
     assert accuracy == pytest.approx((outputs.argmax(1) == samples.labels).float().mean().item(), abs=1e-7)
     assert loss == pytest.approx(nn.functional.cross_entropy(outputs, samples.labels).item(), rel=1e-5)
+
+
+def test_many_targets_per_sample_are_judged_by_few_samples_at_a_time() -> None:
+    torch.manual_seed(0)
+    seen: list[int] = []
+    first = nn.Embedding(11, 4)
+    first.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    network = replace(Network.of(nn.Sequential(first, nn.Linear(4, 11))), task=LANGUAGE)
+    samples = Samples(torch.randint(11, (150, 5)), torch.randint(11, (150, 5)))
+    accuracy, loss = Evaluator(network, samples).evaluate(network.weights())
+    assert seen[-3:] == [64, 64, 22]
+    outputs = network.model.eval()(samples.inputs)
+    assert accuracy == pytest.approx((outputs.argmax(2) == samples.labels).float().mean().item(), abs=1e-7)
+    expected = nn.functional.cross_entropy(outputs.flatten(0, 1), samples.labels.flatten()).item()
+    assert loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_evaluating_changes_nothing(network: Network, samples: Samples) -> None:

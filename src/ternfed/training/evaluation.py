@@ -18,8 +18,8 @@ BATCH = 1000
 NUMBERS = 2**26
 """… and where each has many targets, no more than so many outputs: 256 MiB."""
 CACHED = 64
-"""Samples at a time that convolutions on a CPU judge: 1,000 do not fit its caches, and each takes three times as long.
-Not where statistics are counted, which depend on what a batch is."""
+"""Samples at a time that a CPU judges with convolutions, or with many targets each: 1,000 do not fit its caches, and
+each takes up to three times as long. Not where statistics are counted, which depend on what a batch is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +86,11 @@ class Evaluator:
 
     @cached_property
     def _judged(self) -> int:
-        """So many samples that what convolutions make of them fits into a CPU's caches."""
+        """So many samples that what layers make of them fits into a CPU's caches."""
+        if self.samples.inputs.device.type != "cpu":
+            return self._batch
         convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.network.model.modules())
-        return min(self._batch, CACHED) if convolves and self.samples.inputs.device.type == "cpu" else self._batch
+        return min(self._batch, CACHED) if convolves or self.network.task.dense else self._batch
 
     @cached_property
     def _batch(self) -> int:
