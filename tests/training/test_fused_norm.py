@@ -20,7 +20,10 @@ from ternfed.models import cnn, resnet18
 from ternfed.training import fused_norm
 from ternfed.training.fused_norm import Tiling, fuse_norms, norm_relu
 
-SMALL = Tiling(parts=4, channels=8, numbers=64, warps=4, few_rows=16, few_channels=4, few_numbers=32, few_warps=4)
+SMALL = Tiling(
+    parts=4, second_parts=3, channels=8, numbers=64, warps=4, join_channels=2, few_rows=16, few_channels=4,
+    few_numbers=32, few_warps=4, stages=1,
+)  # fmt: skip
 """Tiles so small that a few numbers need several of them."""
 
 

@@ -26,18 +26,22 @@ class Tiling(NamedTuple):
     """How a matrix of rows × channels is shared out among programs. By shape alone, so that runs repeat."""
 
     parts: int = 128
-    """Of the rows, at most: each program of the second pass adds up what the first pass found in all parts."""
+    """Of the rows, at most, in the first pass, which looks for sums; a small kernel adds up what all parts found."""
+    second_parts: int = 1024
+    """Of the rows, at most, in the second pass, which makes what is asked for."""
     channels: int = 32
     """Of a program, at most: 64 bytes of bfloat16."""
     numbers: int = 2048
     """In a tile."""
     warps: int = 4
+    join_channels: int = 8
+    """Of a program that adds up parts, at most."""
     few_rows: int = 1024
-    """Up to so many rows one program does everything for `few_channels` channels: one launch instead of two."""
+    """Up to so many rows one program does everything for `few_channels` channels: one launch instead of three."""
     few_channels: int = 4
     few_numbers: int = 4096
     few_warps: int = 8
-    stages: int = 1
+    stages: int = 2
     """Tiles that are on their way from memory while one is worked on."""
 
 
@@ -157,15 +161,17 @@ class _NormRelu(torch.autograd.Function):
                 grid, tile = _whole(rows, channels)
                 norm_kernels.normalise_whole[grid](x, other, y, *own, rows, eps, momentum, **fixed, **tile)
             else:
-                grid, tile, per_part = _parts(rows, channels)
+                grid, tile, per_part = _parts(rows, channels, TILING.parts)
                 partials = x.new_empty(grid[0], 2, channels, dtype=torch.float32)
                 norm_kernels.part_moments[grid](
                     x, partials, rows, per_part, CHANNELS=channels, STAGES=TILING.stages, **tile
                 )
-                norm_kernels.normalise_parts[grid](
-                    x, other, y, partials, *own, rows, per_part, grid[0], eps, momentum, PARTS=TILING.parts,
-                    **fixed, **tile,
-                )  # fmt: skip
+                join, join_tile = _join(channels)
+                norm_kernels.join_moments[join](
+                    partials, kept, running_mean, running_var, rows, per_part, grid[0], eps, momentum, **join_tile
+                )
+                grid, tile, per_part = _parts(rows, channels, TILING.second_parts)
+                norm_kernels.normalise_parts[grid](x, other, y, weight, bias, kept, rows, per_part, **fixed, **tile)
         ctx.save_for_backward(x, y if relu and residual is not None else None, weight, bias, kept)
         ctx.relu, ctx.residual = relu, residual is not None
         return y
@@ -194,15 +200,18 @@ class _NormRelu(torch.autograd.Function):
                     **fixed, **tile,
                 )  # fmt: skip
             else:
-                grid, tile, per_part = _parts(rows, channels)
+                grid, tile, per_part = _parts(rows, channels, TILING.parts)
                 partials = x.new_empty(grid[0], 2, channels, dtype=torch.float32)
                 norm_kernels.part_slopes[grid](
                     slope, x, before, cut, partials, *own, rows, per_part, RELU=ctx.relu, RESIDUAL=ctx.residual,
                     **fixed, **tile,
                 )  # fmt: skip
+                join, join_tile = _join(channels)
+                norm_kernels.join_slopes[join](partials, of_parameters, grid[0], **join_tile)
+                grid, tile, per_part = _parts(rows, channels, TILING.second_parts)
                 norm_kernels.input_slopes_parts[grid](
-                    cut, x, out, partials, *own, of_parameters, rows, per_part, grid[0], PARTS=TILING.parts,
-                    RELU=ctx.relu and not ctx.residual, **fixed, **tile,
+                    cut, x, out, *own, of_parameters, rows, per_part, RELU=ctx.relu and not ctx.residual,
+                    **fixed, **tile,
                 )  # fmt: skip
         return out, cut if ctx.residual else None, of_parameters[0], of_parameters[1], None, None, None, None, None
 
@@ -218,11 +227,17 @@ def _whole(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
     return (1, -(-channels // wide)), {"BLOCK_R": high, "BLOCK_C": wide, "num_warps": TILING.few_warps}
 
 
-def _parts(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int], int]:
+def _join(channels: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Programs that add up parts, and their tiles."""
+    wide = min(TILING.join_channels, power_above(channels))
+    return (1, -(-channels // wide)), {"CHANNELS": channels, "BLOCK_C": wide, "PARTS": TILING.parts}
+
+
+def _parts(rows: int, channels: int, parts: int) -> tuple[tuple[int, int], dict[str, int], int]:
     """Programs, their tiles, and the rows of each."""
     wide = min(TILING.channels, power_above(channels))
     high = TILING.numbers // wide
-    per_part = -(-rows // (TILING.parts * high)) * high
+    per_part = -(-rows // (parts * high)) * high
     return (
         (-(-rows // per_part), -(-channels // wide)),
         {"BLOCK_R": high, "BLOCK_C": wide, "num_warps": TILING.warps},

@@ -1,8 +1,8 @@
 """Kernels of `fused_norm.py`, in Triton. Imported by it alone, where Triton is installed.
 
 A batch of images with channels last is a matrix of `rows` × `CHANNELS` numbers in memory. A program works on a block of
-channels and a part of the rows, tile by tile; sums are float32. What the parts of a sum come to is stored and added by
-whoever needs it, in the same order each time: there are no atomic operations, so that runs repeat bit for bit.
+channels and a part of the rows, tile by tile; sums are float32. What the parts of a sum come to is stored, and a small
+kernel adds it, in the same order each time: there are no atomic operations, so that runs repeat bit for bit.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -56,14 +56,22 @@ def _keep_statistics(
 ):
     """Store mean and 1/σ for the backward pass, move the running statistics; gives 1/σ."""
     inverse = tl.rsqrt(deviations / rows + eps)
-    if tl.program_id(0) == 0:
-        tl.store(kept + channel, mean, mask=live)
-        tl.store(kept + CHANNELS + channel, inverse, mask=live)
-        old = tl.load(running_mean + channel, mask=live, other=0.0)
-        tl.store(running_mean + channel, (1.0 - momentum) * old + momentum * mean, mask=live)
-        old = tl.load(running_var + channel, mask=live, other=0.0)
-        tl.store(running_var + channel, (1.0 - momentum) * old + momentum * (deviations / (rows - 1)), mask=live)
+    tl.store(kept + channel, mean, mask=live)
+    tl.store(kept + CHANNELS + channel, inverse, mask=live)
+    old = tl.load(running_mean + channel, mask=live, other=0.0)
+    tl.store(running_mean + channel, (1.0 - momentum) * old + momentum * mean, mask=live)
+    old = tl.load(running_var + channel, mask=live, other=0.0)
+    tl.store(running_var + channel, (1.0 - momentum) * old + momentum * (deviations / (rows - 1)), mask=live)
     return inverse
+
+
+@triton.jit
+def _kept(kept, weight, bias, channel, live, CHANNELS: tl.constexpr):
+    """Mean, 1/σ, scale and shift of the forward pass."""
+    mean = tl.load(kept + channel, mask=live, other=0.0)
+    inverse = tl.load(kept + CHANNELS + channel, mask=live, other=0.0)
+    scale = inverse * tl.load(weight + channel, mask=live, other=0.0)
+    return mean, inverse, scale, tl.load(bias + channel, mask=live, other=0.0)
 
 
 @triton.jit
@@ -100,12 +108,11 @@ def part_moments(
 
 
 @triton.jit(do_not_specialize=["rows", "per_part", "parts"])
-def normalise_parts(
-    x, residual, y, partials, weight, bias, kept, running_mean, running_var, rows, per_part, parts, eps, momentum,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr,
-    RESIDUAL: tl.constexpr, STAGES: tl.constexpr,
+def join_moments(
+    partials, kept, running_mean, running_var, rows, per_part, parts, eps, momentum, CHANNELS: tl.constexpr,
+    BLOCK_C: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The statistics of all parts as those of the whole (Chan, Golub, LeVeque 1979); then this part of y."""
+    """The statistics of all parts as those of the whole (Chan, Golub, LeVeque 1979)."""
     channel, live = _channels(CHANNELS, BLOCK_C)
     part = tl.arange(0, PARTS)
     there = (part < parts)[:, None] & live[None, :]
@@ -116,11 +123,17 @@ def normalise_parts(
     mean = tl.sum(means * (count / rows), 0)
     between = means - mean[None, :]
     deviations = tl.sum(inside + count * between * between, 0)
-    inverse = _keep_statistics(
-        mean, deviations, channel, live, kept, running_mean, running_var, rows, eps, momentum, CHANNELS
-    )
-    scale = inverse * tl.load(weight + channel, mask=live, other=0.0)
-    shift = tl.load(bias + channel, mask=live, other=0.0)
+    _keep_statistics(mean, deviations, channel, live, kept, running_mean, running_var, rows, eps, momentum, CHANNELS)
+
+
+@triton.jit(do_not_specialize=["rows", "per_part"])
+def normalise_parts(
+    x, residual, y, weight, bias, kept, rows, per_part, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A part of y."""
+    channel, live = _channels(CHANNELS, BLOCK_C)
+    mean, _, scale, shift = _kept(kept, weight, bias, channel, live, CHANNELS)
     first = tl.program_id(0) * per_part
     last = tl.minimum(first + per_part, rows)
     _normalise_rows(
@@ -198,15 +211,6 @@ def _slope_rows(
         tl.store(out + place, value.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
-def _kept(kept, weight, bias, channel, live, CHANNELS: tl.constexpr):
-    """Mean, 1/σ, scale and shift of the forward pass."""
-    mean = tl.load(kept + channel, mask=live, other=0.0)
-    inverse = tl.load(kept + CHANNELS + channel, mask=live, other=0.0)
-    scale = inverse * tl.load(weight + channel, mask=live, other=0.0)
-    return mean, inverse, scale, tl.load(bias + channel, mask=live, other=0.0)
-
-
 @triton.jit(do_not_specialize=["rows", "per_part"])
 def part_slopes(
     slope, x, y, cut, partials, weight, bias, kept, rows, per_part, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr,
@@ -227,25 +231,29 @@ def part_slopes(
     tl.store(place + CHANNELS, product, mask=live)
 
 
-@triton.jit(do_not_specialize=["rows", "per_part", "parts"])
-def input_slopes_parts(
-    slope, x, out, partials, weight, bias, kept, parameter_slopes, rows, per_part, parts, CHANNELS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The sums of all parts, which are the slopes of weight and bias; then this part of the slope of x.
-
-    `RELU` says that the slope is still to be cut, by what follows from x.
-    """
+@triton.jit(do_not_specialize=["parts"])
+def join_slopes(partials, parameter_slopes, parts, CHANNELS: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr):
+    """The sums of all parts, which are the slopes of weight and bias."""
     channel, live = _channels(CHANNELS, BLOCK_C)
-    mean, inverse, scale, shift = _kept(kept, weight, bias, channel, live, CHANNELS)
     part = tl.arange(0, PARTS)
     there = (part < parts)[:, None] & live[None, :]
     place = partials + part[:, None] * (2 * CHANNELS) + channel[None, :]
     total = tl.sum(tl.load(place, mask=there, other=0.0), 0)
     product = tl.sum(tl.load(place + CHANNELS, mask=there, other=0.0), 0)
-    if tl.program_id(0) == 0:
-        tl.store(parameter_slopes + channel, product, mask=live)
-        tl.store(parameter_slopes + CHANNELS + channel, total, mask=live)
+    tl.store(parameter_slopes + channel, product, mask=live)
+    tl.store(parameter_slopes + CHANNELS + channel, total, mask=live)
+
+
+@triton.jit(do_not_specialize=["rows", "per_part"])
+def input_slopes_parts(
+    slope, x, out, weight, bias, kept, parameter_slopes, rows, per_part, CHANNELS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, RELU: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A part of the slope of x. `RELU` says that the slope is still to be cut, by what follows from x."""
+    channel, live = _channels(CHANNELS, BLOCK_C)
+    mean, inverse, scale, shift = _kept(kept, weight, bias, channel, live, CHANNELS)
+    product = tl.load(parameter_slopes + channel, mask=live, other=0.0)
+    total = tl.load(parameter_slopes + CHANNELS + channel, mask=live, other=0.0)
     first = tl.program_id(0) * per_part
     last = tl.minimum(first + per_part, rows)
     _slope_rows(
