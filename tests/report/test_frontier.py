@@ -339,6 +339,29 @@ def test_a_rival_that_is_cheaper_is_said_to_be(results: Path, rows: dict[str, Ro
     assert "No point of T-FedAvg is within 0.3 points of the most accurate rival, STC" in text
 
 
+def test_a_control_with_frozen_trits_is_told_beside_its_point_and_is_none_itself(
+    results: Path, rows: dict[str, Row]
+) -> None:
+    """Cheap as it is, nobody would use it. A run that rates were chosen by is no control."""
+    frozen = {"algorithm": {"name": "tfedavg", "preset": "frozen"}, "model": {"ternary": "inner"}}
+    rows["frozen"] = row("frozen", frozen, "frontier", "iid", role="frozen")
+    rows["tried"] = row("tried", {**frozen, "training": {"epochs": 1, "rate": 0.3}}, "tuning", role="frozen", seeds=9)
+    for seed, last in enumerate((0.918, 0.5)):
+        run(results / f"frozen-{seed}", rows["frozen"], (0.5, 0.6, last), MB // 50, changed=0.0, seed=seed)
+    for seed in range(3):
+        run(results / f"tried-{seed}", rows["tried"], (0.5, 0.6, 0.1), 1, validation=0.1, changed=0.0, seed=seed)
+    with drawing():
+        chapter = frontier(collect([results], rows).groups)
+    assert chapter is not None
+    (part,) = chapter.parts
+    assert (
+        "What learning the trits is worth: T-FedAvg, inner layers (95.80%, 9.00 MB) is 4.00 points above the same with "
+        "frozen trits (1 seed)."
+    ) in part.texts
+    assert not [line for line in part.sheets[0].rows if "frozen" in line[0]]
+    assert part.texts[1].startswith("On the front, from the fewest bytes to the most: T-FedAvg, all layers")
+
+
 def test_a_rival_that_was_lost_is_in_the_table_and_nowhere_else(results: Path, rows: dict[str, Row]) -> None:
     rows["lost"] = row("lost", {"algorithm": {"name": "stc"}})
     run(results / "lost", rows["lost"], (0.8, float("nan"), float("nan")), 1)

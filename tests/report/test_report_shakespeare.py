@@ -10,7 +10,7 @@ from ternfed.paper.groups import collect
 from ternfed.paper.reproduce import DataSets, run_cell
 from ternfed.paper.rows import find_rows
 from ternfed.report.shakespeare import shakespeare
-from ternfed.report.tables import Sheet, into_page
+from ternfed.report.tables import NONE, Sheet, into_page
 from ternfed.report.write import all_sheets
 
 ROWS = find_rows()
@@ -79,6 +79,10 @@ def test_tiny_runs_of_all_rows_fill_it(real_data: Path, tmp_path: Path) -> None:
     assert [row[:2] for row in found.rows] == [
         (model, algorithm)
         for model in ("LSTM", "transformer")
-        for algorithm in ("FedAvg", "T-FedAvg", "T-FedAvg, layers never rest, server factor 0.5", "FedPAQ")
-    ]
+        for algorithm in (
+            "FedAvg", "T-FedAvg", "T-FedAvg, layers never rest, server factor 0.5", "T-FedAvg, frozen (control)",
+            "EDEN", "FedPAQ",
+        )
+    ]  # fmt: skip
     assert "| LSTM | T-FedAvg | 1 × 2 |" in found.markdown()
+    assert {row[-1] for row in found.rows if row[1] in ("FedAvg", "EDEN", "T-FedAvg, frozen (control)")} == {NONE}

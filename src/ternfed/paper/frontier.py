@@ -17,7 +17,7 @@ from ternfed.experiment.experiment import Experiment
 from ternfed.experiment.settings import ExperimentError
 from ternfed.named_function import NotAllowed, check_code, code_in
 from ternfed.paper.belonging import belonging, usual
-from ternfed.paper.controls import cell_of, place_of
+from ternfed.paper.controls import cell_of, controls_of, place_of
 from ternfed.paper.groups import Group, Spread, difference, shown_score
 
 SHOWING = ("frontier", "shakespeare")
@@ -67,6 +67,12 @@ class Contest:
     points: tuple[Point, ...]
     searched: tuple[Group, ...] = ()
     """The runs on the same data and network that learning rates were chosen by."""
+    frozen: tuple[Group, ...] = ()
+    """Controls with trits that never change; nobody would use them, so they are no points."""
+
+    def control_of(self, point: Point) -> Group | None:
+        """The same way of training with trits that never change."""
+        return controls_of(point.group, self.frozen).frozen
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -130,11 +136,13 @@ def contests(groups: Sequence[Group]) -> list[Contest]:
         if _is_its_row(group) and (point := point_of(group)) is not None:
             cells.setdefault(cell_of(group), []).append(point)
     searched = belonging(groups, "tuning")
+    frozen = [g for g in groups if g.role == "frozen" and not (g.row is not None and g.row.chooses)]
     found = []
-    for points in cells.values():
+    for cell, points in cells.items():
         if len({point.group.algorithm for point in points if math.isfinite(point.goodness)}) > 1:
             own = tuple(group for group in searched if place_of(group) == place_of(points[0].group))
-            found.append(Contest(tuple(sorted(points, key=lambda point: point.total)), own))
+            controls = tuple(group for group in frozen if cell_of(group) == cell)
+            found.append(Contest(tuple(sorted(points, key=lambda point: point.total)), own, controls))
     return found
 
 
@@ -205,8 +213,8 @@ def protocol_of(group: Group) -> str | None:
 
 
 def _shown(groups: Sequence[Group]) -> Iterator[Group]:
-    """The finished runs that are meant to be points."""
-    named = (group for group in groups if group.shows(*SHOWING))
+    """The finished runs that are meant to be points; a control is none."""
+    named = (group for group in groups if group.shows(*SHOWING) and group.role != "frozen")
     return (group for group in named if group.finished and not group.central)
 
 

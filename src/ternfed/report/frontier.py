@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from ternfed.paper.frontier import NEAR, Contest, Point, contests, lead, left_out, matches, protocol_of, worthwhile
-from ternfed.paper.groups import Group
+from ternfed.paper.groups import Group, difference
 from ternfed.paper.rows import SHOWN
 from ternfed.report.chapter import Chapter, Part
 from ternfed.report.frontier_figure import picture
@@ -61,6 +61,8 @@ def sentences(contest: Contest, labels: Sequence[str]) -> Iterator[str]:
     yield f"On the front, from the fewest bytes to the most: {'; '.join(map(told, contest.front))}."
     if choices := worthwhile(contest):
         yield _choosing(contest, choices, names)
+    if learned := [worth for point in contest.points if (worth := _learned(contest, point, told(point)))]:
+        yield f"What learning the trits is worth: {'; '.join(learned)}."
     pairs = matches(contest)
     if not pairs:
         return
@@ -85,6 +87,17 @@ def sentences(contest: Contest, labels: Sequence[str]) -> Iterator[str]:
             f"No point of T-FedAvg is within {NEAR:g} points of the most accurate rival, {told(best)}; the nearest is "
             f"{behind:.2f} below."
         )
+
+
+def _learned(contest: Contest, point: Point, told: str) -> str | None:
+    """A point beside the same with trits that never change; None where no such control ran."""
+    control = contest.control_of(point)
+    if control is None or (ahead := difference(point.group, control)) is None:
+        return None
+    gain, seeds = point.group.measure.goodness(ahead.mean), f"{ahead.count} seed{'s' * (ahead.count != 1)}"
+    unit = "points " if point.group.measure.percent else ""
+    side = "above" if gain >= 0 else "below"
+    return f"{told} is {abs(gain):.2f} {unit}{side} the same with frozen trits ({seeds})"
 
 
 def _choosing(contest: Contest, choices: Sequence[Point], names: Mapping[int, str]) -> str:

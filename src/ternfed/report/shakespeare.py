@@ -26,8 +26,9 @@ def shakespeare(groups: Sequence[Group]) -> Sheet | None:
     )  # fmt: skip
     notes = (
         "The next of 75 characters in what 425 roles say, 10 roles per round; test accuracy in percent after the last "
-        "round, over the last tenth of each role's lines. Rates were chosen on validation data: for a network's rows "
-        "what is best for FedAvg, for T-FedAvg with other settings than the defaults what is best for these. "
+        "round, over the last tenth of each role's lines. Rates were chosen on validation data: for FedAvg, FedPAQ "
+        "and EDEN what is best for each, for T-FedAvg and its control what is best for FedAvg, for T-FedAvg with other "
+        "settings than the defaults what is best for these. "
         f"{SEED_BY_SEED} Up and down: bytes over the whole run, really encoded, against FedAvg's "
         f"float32 messages as really sent. Asked of T-FedAvg: at most {POINTS:g} points behind FedAvg, with at most "
         f"1/{UP:g} of its bytes up and 1/{DOWN:g} down.",
@@ -63,7 +64,7 @@ def _cells(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
         f"1/{up:.3g}",
         f"1/{down:.3g}",
         total,
-        asked if group.algorithm == "tfedavg" else NONE,
+        asked if group.algorithm == "tfedavg" and group.role != "frozen" else NONE,
     )
 
 
