@@ -94,11 +94,18 @@ def plain_norm_relu(norm: nn.Module, batch: Tensor, residual: Tensor | None = No
     return (outputs if residual is None else outputs + residual).relu()
 
 
+def plain_fork(batch: Tensor) -> tuple[Tensor, Tensor]:
+    """The batch for each of two ways."""
+    return batch, batch
+
+
 class Block(nn.Module):
     """Two 3×3 convolutions beside a shortcut, which is a 1×1 convolution where the stride is 2."""
 
     norm_relu: Callable[..., Tensor] = staticmethod(plain_norm_relu)
     """Whoever trains on a GPU gives a block a faster one (`training/fused_norm.py`)."""
+    fork: Callable[[Tensor], tuple[Tensor, Tensor]] = staticmethod(plain_fork)
+    """What the convolutions get, and what the shortcut gets; likewise."""
 
     def __init__(self, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -113,8 +120,9 @@ class Block(nn.Module):
             )
 
     def forward(self, batch: Tensor) -> Tensor:
+        batch, beside = self.fork(batch)
         inner = self.norm_relu(self.norm1, self.conv1(batch))
-        return self.norm_relu(self.norm2, self.conv2(inner), self.shortcut(batch))
+        return self.norm_relu(self.norm2, self.conv2(inner), self.shortcut(beside))
 
 
 GROUPS = 2

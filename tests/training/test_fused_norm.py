@@ -5,20 +5,24 @@ With a GPU the kernels run there; without one, Triton's interpreter runs them on
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from triton_kernels import DEVICE, use_kernels
 
-from ternfed.models import cnn, resnet18
+from ternfed.models import Block, cnn, resnet18
 from ternfed.training import fused_norm
-from ternfed.training.fused_norm import Tiling, fuse_norms, norm_relu
+from ternfed.training.fused_norm import Tiling, fork, fuse_norms, norm_relu
 
 SMALL = Tiling(
     parts=4, second_parts=3, channels=8, numbers=64, warps=4, join_channels=2, few_rows=16, few_channels=4,
@@ -114,19 +118,179 @@ def compare(call: Callable[[nn.BatchNorm2d, Tensor, Tensor | None], Tensor], cas
         assert error <= own + ROUNDINGS * case.rounding, f"{name}: {error}"
 
 
-@pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize("kind", ["norm", "norm and ReLU", "norm, residual and ReLU"])
-def test_outputs_slopes_and_statistics_are_those_of_pytorch(
-    kind: str, case: Case, monkeypatch: pytest.MonkeyPatch
+KINDS = ["norm", "norm and ReLU", "norm, residual and ReLU"]
+
+
+def compare_kind(
+    kind: str, case: Case, monkeypatch: pytest.MonkeyPatch, then: Callable[[Tensor], Tensor] = lambda outputs: outputs
 ) -> None:
+    """What is compared is `then` of the outputs."""
     monkeypatch.setattr(fused_norm, "TILING", case.tiling)
     fits = []
     original = fused_norm._fits
     monkeypatch.setattr(fused_norm, "_fits", lambda *of: fits.append(original(*of)) or fits[-1])
-    compare((lambda norm, batch, _: norm(batch)) if kind == "norm" else norm_relu, case, "residual" in kind)
+    call = (lambda norm, batch, _: norm(batch)) if kind == "norm" else norm_relu
+    compare(lambda *of: then(call(*of)), case, "residual" in kind)
     assert fits[0], "the kernels are for this"
     assert not any(fits[1:]), "and not for the float64 that they are compared with"
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_slopes_and_statistics_are_those_of_pytorch(
+    kind: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_kind(kind, case, monkeypatch)
+
+
+def both_ways(outputs: Tensor) -> Tensor:
+    """The outputs again, exactly, and of the slopes of both ways their sum: twice the slope, and its opposite."""
+    outputs, beside = fork(outputs)
+    return 2 * outputs - beside
+
+
+def both_ways_in_two_layouts(outputs: Tensor) -> Tensor:
+    outputs, beside = fork(outputs)
+    beside.register_hook(lambda slope: slope.contiguous())
+    return 2 * outputs - beside
+
+
+WAYS = {
+    "both ways": both_ways,
+    "both ways, in two layouts": both_ways_in_two_layouts,
+    "the first way alone": lambda outputs: fork(outputs)[0],
+    "the second way alone": lambda outputs: fork(outputs)[1],
+}
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("case", ["several tiles in each part", "so few rows that one program takes them", "bfloat16"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_slopes_of_two_ways_are_added(kind: str, way: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare_kind(kind, CASES[case], monkeypatch, WAYS[way])
+
+
+def blocks() -> nn.Sequential:
+    """Three blocks, whose inputs come from a norm with ReLU, and from blocks."""
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(3, 16, 3, padding=1, bias=False),
+            norm=nn.BatchNorm2d(16),
+            relu=nn.ReLU(),
+            blocks=nn.Sequential(*(Block(16, stride, nn.BatchNorm2d) for stride in (1, 2, 1))),
+        )
+    )
+
+
+class Detours(TorchDispatchMode):
+    """Counts batches of slopes that PyTorch adds up, or makes of zeros."""
+
+    count = 0
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = call(*args, **(kwargs or {}))
+        aten = torch.ops.aten
+        self.count += call.overloadpacket in (aten.add, aten.add_, aten.zeros, aten.zero_) and made.dim() == 4
+        return made
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("few_rows", [0, 1024], ids=["many rows", "few rows"])
+def test_blocks_train_as_without_and_leave_no_slopes_to_add(few_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_norm, "TILING", SMALL._replace(few_rows=few_rows))
+    torch.manual_seed(0)
+    plain = blocks().to(DEVICE).to(memory_format=torch.channels_last)
+    fused, exact = fuse_norms(deepcopy(plain)), plain.double()
+    inputs, counted = Case((4, 3, 8, 8)).inputs(), []
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        for model, batch in ((fused, inputs), (exact, inputs.double())):
+            loss = model(batch).square().sum()
+            with Detours() as detours:
+                loss.backward()
+            counted.append(detours.count)
+    assert counted == [0, 3]
+    for (name, parameter), wanted in zip(fused.named_parameters(), exact.parameters(), strict=True):
+        assert (parameter.grad - wanted.grad).norm() <= 1e-3 * wanted.grad.norm(), name
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("reentrant", [False, True], ids=["by saved tensors", "reentrant"])
+def test_a_block_may_be_computed_again_for_the_backward_pass(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    once = fuse_norms(blocks().to(DEVICE).to(memory_format=torch.channels_last))
+    again, inputs = deepcopy(once), Case((4, 3, 8, 8)).inputs()
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        once(inputs).square().sum().backward()
+        batch = again[:3](inputs)
+        for block in again.blocks:
+            batch = checkpoint(block, batch, use_reentrant=reentrant)
+        batch.square().sum().backward()
+    for (name, parameter), wanted in zip(again.named_parameters(), once.parameters(), strict=True):
+        assert (parameter.grad - wanted.grad).norm() <= 1e-3 * wanted.grad.norm(), name
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda outputs: outputs + 1,
+        lambda outputs: outputs.detach(),
+        lambda outputs: outputs.detach_(),
+        lambda outputs: outputs.mul_(2),
+        lambda outputs: outputs.retain_grad() or outputs,
+        lambda outputs: outputs.register_hook(lambda slope: slope) and outputs,
+    ],
+    ids=["another", "detached", "detached in place", "changed in place", "its slope asked for", "a hook"],
+)
+def test_what_has_no_twin_that_stands_for_it_goes_both_ways_itself(change: Callable[[Tensor], Tensor]) -> None:
+    made = norm_relu(fuse_norms(norm_of(16)), Case((2, 16, 4, 4)).inputs())
+    assert fork(made)[0] is made
+    assert fork(made)[1] is not made
+    outputs = change(made)
+    assert all(way is outputs for way in fork(outputs))
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_what_was_made_without_slopes_has_no_twin() -> None:
+    with torch.no_grad():
+        outputs = norm_relu(fuse_norms(norm_of(16)), Case((2, 16, 4, 4)).inputs())
+    outputs.requires_grad_()
+    assert all(way is outputs for way in fork(outputs))
+
+
+class NoSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, batch: Tensor) -> Tensor:
+        return batch.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> None:
+        return None
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_where_no_slope_arrives_none_goes_on() -> None:
+    norm = fuse_norms(norm_of(16))
+    NoSlope.apply(norm_relu(norm, Case((2, 16, 4, 4)).inputs())).sum().backward()
+    assert norm.weight.grad is None
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_a_twin_takes_no_memory_and_goes_with_the_graph() -> None:
+    gc.disable()  # reference counts alone must do
+    try:
+        outputs = norm_relu(fuse_norms(norm_of(16)), *(Case((2, 16, 4, 4)).random(seed).to(DEVICE) for seed in (0, 1)))
+        twin = fork(outputs)[1]
+        assert twin.data_ptr() == outputs.data_ptr()
+        loss = fuse_norms(Block(16, 1, nn.BatchNorm2d).to(DEVICE))(outputs).sum()
+        held = weakref.ref(outputs), weakref.ref(twin)
+        del outputs, twin
+        loss.backward()
+        assert not any(reference() is not None for reference in held)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("_kernels")

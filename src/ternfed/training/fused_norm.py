@@ -5,6 +5,9 @@ ReLU and residual go over the same memory again (docs/LOG.md). `fuse_norms` has 
 `norm_kernels.py` instead: every `BatchNorm2d`, together with a ReLU that follows it in an `nn.Sequential`, and the two
 of a `models.Block`. Names, parameters and buffers stay as they are, and whatever the kernels are not for (an
 evaluation, float64, another layout in memory, hooks, a transform of `torch.func`) is computed by the modules as ever.
+
+What goes into a `Block` goes two ways. If the kernels made it, it has a twin in the same memory, and `fork` sends one
+each way: so the slopes of both come to the kernels, which add them as they read them, and no addition stands before.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ternfed.models import Block, plain_norm_relu
+from ternfed.models import Block, plain_fork, plain_norm_relu
 from ternfed.training.kernels import is_matrix, on_device, power_above, runs_on
 
 FUSED = True
@@ -61,7 +64,7 @@ def fuse_norms(model: nn.Module) -> nn.Module:
         elif type(module) is nn.Sequential:
             module.__class__ = _Sequence
         elif type(module) is Block:
-            module.norm_relu = norm_relu
+            module.norm_relu, module.fork = norm_relu, fork
     return model
 
 
@@ -91,6 +94,15 @@ def norm_relu(norm: nn.Module, batch: Tensor, residual: Tensor | None = None) ->
     if isinstance(norm, _Norm) and _fits(norm, batch, residual):
         return _fused(norm, batch, residual, relu=True)
     return plain_norm_relu(norm, batch, residual)
+
+
+def fork(batch: Tensor) -> tuple[Tensor, Tensor]:
+    """The batch for each of two ways, the second time as its twin if it has one."""
+    twin = getattr(batch, "twin", None)
+    # What was changed in place since has another derivative, and a hook is to see the whole slope.
+    if twin is None or twin.grad_fn is not batch.grad_fn or batch._backward_hooks or batch.retains_grad:
+        return plain_fork(batch)
+    return batch, twin
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -126,14 +138,17 @@ def _alike(first: Tensor, second: Tensor) -> bool:
 def _fused(norm: _Norm, batch: Tensor, residual: Tensor | None, *, relu: bool) -> Tensor:
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
-    outputs: Tensor = _NormRelu.apply(  # type: ignore[no-untyped-call]
+    outputs: Tensor
+    outputs, twin = _NormRelu.apply(  # type: ignore[no-untyped-call]
         batch, residual, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.momentum, norm.eps, relu
     )
+    if outputs.requires_grad:
+        outputs.twin = twin  # type: ignore[attr-defined]
     return outputs
 
 
 class _NormRelu(torch.autograd.Function):
-    """relu(batch norm(x) + residual), ReLU and residual as wished, with its first derivative."""
+    """relu(batch norm(x) + residual), ReLU and residual as wished, with its first derivative; and a twin of it."""
 
     @staticmethod
     def forward(
@@ -147,7 +162,7 @@ class _NormRelu(torch.autograd.Function):
         momentum: float,
         eps: float,
         relu: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         from ternfed.training import norm_kernels
 
         rows, channels = _size(x)
@@ -174,44 +189,47 @@ class _NormRelu(torch.autograd.Function):
                 norm_kernels.normalise_parts[grid](x, other, y, weight, bias, kept, rows, per_part, **fixed, **tile)
         ctx.save_for_backward(x, y if relu and residual is not None else None, weight, bias, kept)
         ctx.relu, ctx.residual = relu, residual is not None
-        return y
+        ctx.set_materialize_grads(False)
+        return y, y.detach()  # not a view, which would hold y, which holds its twin
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
         from ternfed.training import norm_kernels
 
         x, y, weight, bias, kept = ctx.saved_tensors
         rows, channels = _size(x)
-        slope = slope.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        given = [s.to(x.dtype).contiguous(memory_format=torch.channels_last) for s in slopes if s is not None]
+        if not given:
+            return (None,) * 9
+        slope, beside, both = given[0], given[-1], len(given) == 2
         out = torch.empty_like(x)
-        cuts = ctx.relu and ctx.residual
-        # Behind a residual, the slope that ReLU let through is an outcome too; otherwise it is made again from x.
+        # Behind a residual, the slope of what ReLU got is an outcome too; otherwise it is made again from x.
+        cuts = ctx.residual and (ctx.relu or both)
         cut = torch.empty_like(x) if cuts else slope
         of_parameters = torch.empty_like(kept)
         fixed = {"CHANNELS": channels, "STAGES": TILING.stages}
         own = (weight, bias, kept)
-        before = y if cuts else x
+        before = x if y is None else y
+        kind = {"RELU": ctx.relu, "RESIDUAL": ctx.residual, "BOTH": both, "CUT": cuts}
         with on_device(x):
             if rows <= TILING.few_rows:
                 grid, tile = _whole(rows, channels)
                 norm_kernels.input_slopes_whole[grid](
-                    slope, x, before, cut, out, *own, of_parameters, rows, RELU=ctx.relu, RESIDUAL=ctx.residual,
-                    **fixed, **tile,
-                )  # fmt: skip
+                    slope, beside, x, before, cut, out, *own, of_parameters, rows, **kind, **fixed, **tile
+                )
             else:
                 grid, tile, per_part = _parts(rows, channels, TILING.parts)
                 partials = x.new_empty(grid[0], 2, channels, dtype=torch.float32)
                 norm_kernels.part_slopes[grid](
-                    slope, x, before, cut, partials, *own, rows, per_part, RELU=ctx.relu, RESIDUAL=ctx.residual,
-                    **fixed, **tile,
-                )  # fmt: skip
+                    slope, beside, x, before, cut, partials, *own, rows, per_part, **kind, **fixed, **tile
+                )
                 join, join_tile = _join(channels)
                 norm_kernels.join_slopes[join](partials, of_parameters, grid[0], **join_tile)
                 grid, tile, per_part = _parts(rows, channels, TILING.second_parts)
                 norm_kernels.input_slopes_parts[grid](
-                    cut, x, out, *own, of_parameters, rows, per_part, RELU=ctx.relu and not ctx.residual,
-                    **fixed, **tile,
+                    cut, beside, x, out, *own, of_parameters, rows, per_part, RELU=ctx.relu and not cuts,
+                    BOTH=both and not cuts, **fixed, **tile,
                 )  # fmt: skip
         return out, cut if ctx.residual else None, of_parameters[0], of_parameters[1], None, None, None, None, None
 

@@ -161,9 +161,17 @@ def normalise_whole(
 
 
 @triton.jit
-def _slope(slope, x, y, place, there, mean, scale, shift, RELU: tl.constexpr, RESIDUAL: tl.constexpr):
-    """The slope of what ReLU got, and x - mean. Without a residual, what ReLU got follows from x."""
+def _slope(
+    slope, beside, x, y, place, there, mean, scale, shift, RELU: tl.constexpr, RESIDUAL: tl.constexpr,
+    BOTH: tl.constexpr,
+):  # fmt: skip
+    """The slope of what ReLU got, and x - mean. Without a residual, what ReLU got follows from x.
+
+    With `BOTH` the outputs went two ways, and a slope came back from each.
+    """
     value = tl.load(slope + place, mask=there, other=0.0).to(tl.float32)
+    if BOTH:
+        value += tl.load(beside + place, mask=there, other=0.0).to(tl.float32)
     centred = tl.load(x + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]
     if RELU:
         if RESIDUAL:
@@ -176,16 +184,16 @@ def _slope(slope, x, y, place, there, mean, scale, shift, RELU: tl.constexpr, RE
 
 @triton.jit
 def _slope_sums(
-    slope, x, y, cut, mean, inverse, scale, shift, first, last, channel, live, CHANNELS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, CUT: tl.constexpr,
-    STAGES: tl.constexpr,
+    slope, beside, x, y, cut, mean, inverse, scale, shift, first, last, channel, live, CHANNELS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, BOTH: tl.constexpr,
+    CUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Σ slope and Σ slope · x̂ of rows `first` to `last`; with `CUT` the slope that ReLU let through is stored."""
+    """Σ slope and Σ slope · x̂ of rows `first` to `last`; with `CUT` the slope of what ReLU got is stored."""
     total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     product = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for at in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         place, there = _tile(at, last, channel, live, CHANNELS, BLOCK_R)
-        value, centred = _slope(slope, x, y, place, there, mean, scale, shift, RELU, RESIDUAL)
+        value, centred = _slope(slope, beside, x, y, place, there, mean, scale, shift, RELU, RESIDUAL, BOTH)
         if CUT:
             tl.store(cut + place, value.to(cut.dtype.element_ty), mask=there)
         total += value
@@ -195,16 +203,16 @@ def _slope_sums(
 
 @triton.jit
 def _slope_rows(
-    slope, x, y, cut, out, mean, inverse, scale, shift, total, product, first, last, rows, channel, live,
-    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, CUT: tl.constexpr,
-    STAGES: tl.constexpr,
+    slope, beside, x, y, cut, out, mean, inverse, scale, shift, total, product, first, last, rows, channel, live,
+    CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, BOTH: tl.constexpr,
+    CUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The slope of x: scale · (slope - mean of it - x̂ · mean of slope · x̂)."""
     level = total / rows
     tilt = inverse * (product / rows)
     for at in tl.range(first, last, BLOCK_R, num_stages=STAGES):
         place, there = _tile(at, last, channel, live, CHANNELS, BLOCK_R)
-        value, centred = _slope(slope, x, y, place, there, mean, scale, shift, RELU, RESIDUAL)
+        value, centred = _slope(slope, beside, x, y, place, there, mean, scale, shift, RELU, RESIDUAL, BOTH)
         if CUT:
             tl.store(cut + place, value.to(cut.dtype.element_ty), mask=there)
         value = scale[None, :] * (value - level[None, :] - centred * tilt[None, :])
@@ -213,18 +221,19 @@ def _slope_rows(
 
 @triton.jit(do_not_specialize=["rows", "per_part"])
 def part_slopes(
-    slope, x, y, cut, partials, weight, bias, kept, rows, per_part, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr,
+    slope, beside, x, y, cut, partials, weight, bias, kept, rows, per_part, CHANNELS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, BOTH: tl.constexpr,
+    CUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Both sums of each part of the rows, into (parts, 2, CHANNELS); behind a residual, also the slope cut by ReLU."""
+    """Both sums of each part of the rows, into (parts, 2, CHANNELS); with `CUT`, also the slope of what ReLU got."""
     part = tl.program_id(0)
     channel, live = _channels(CHANNELS, BLOCK_C)
     mean, inverse, scale, shift = _kept(kept, weight, bias, channel, live, CHANNELS)
     first = part * per_part
     last = tl.minimum(first + per_part, rows)
     total, product = _slope_sums(
-        slope, x, y, cut, mean, inverse, scale, shift, first, last, channel, live, CHANNELS, BLOCK_R, BLOCK_C, RELU,
-        RESIDUAL, RELU and RESIDUAL, STAGES,
+        slope, beside, x, y, cut, mean, inverse, scale, shift, first, last, channel, live, CHANNELS, BLOCK_R, BLOCK_C,
+        RELU, RESIDUAL, BOTH, CUT, STAGES,
     )  # fmt: skip
     place = partials + part * (2 * CHANNELS) + channel
     tl.store(place, total, mask=live)
@@ -246,8 +255,8 @@ def join_slopes(partials, parameter_slopes, parts, CHANNELS: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["rows", "per_part"])
 def input_slopes_parts(
-    slope, x, out, weight, bias, kept, parameter_slopes, rows, per_part, CHANNELS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, RELU: tl.constexpr, STAGES: tl.constexpr,
+    slope, beside, x, out, weight, bias, kept, parameter_slopes, rows, per_part, CHANNELS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, RELU: tl.constexpr, BOTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A part of the slope of x. `RELU` says that the slope is still to be cut, by what follows from x."""
     channel, live = _channels(CHANNELS, BLOCK_C)
@@ -257,26 +266,27 @@ def input_slopes_parts(
     first = tl.program_id(0) * per_part
     last = tl.minimum(first + per_part, rows)
     _slope_rows(
-        slope, x, x, x, out, mean, inverse, scale, shift, total, product, first, last, rows, channel, live, CHANNELS,
-        BLOCK_R, RELU, False, False, STAGES,
+        slope, beside, x, x, x, out, mean, inverse, scale, shift, total, product, first, last, rows, channel, live,
+        CHANNELS, BLOCK_R, RELU, False, BOTH, False, STAGES,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
 def input_slopes_whole(
-    slope, x, y, cut, out, weight, bias, kept, parameter_slopes, rows, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr,
+    slope, beside, x, y, cut, out, weight, bias, kept, parameter_slopes, rows, CHANNELS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, BOTH: tl.constexpr,
+    CUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums and all slopes by one program per block of channels, for few rows."""
     channel, live = _channels(CHANNELS, BLOCK_C)
     mean, inverse, scale, shift = _kept(kept, weight, bias, channel, live, CHANNELS)
     total, product = _slope_sums(
-        slope, x, y, cut, mean, inverse, scale, shift, 0, rows, channel, live, CHANNELS, BLOCK_R, BLOCK_C, RELU,
-        RESIDUAL, False, STAGES,
+        slope, beside, x, y, cut, mean, inverse, scale, shift, 0, rows, channel, live, CHANNELS, BLOCK_R, BLOCK_C, RELU,
+        RESIDUAL, BOTH, False, STAGES,
     )  # fmt: skip
     tl.store(parameter_slopes + channel, product, mask=live)
     tl.store(parameter_slopes + CHANNELS + channel, total, mask=live)
     _slope_rows(
-        slope, x, y, cut, out, mean, inverse, scale, shift, total, product, 0, rows, rows, channel, live, CHANNELS,
-        BLOCK_R, RELU, RESIDUAL, RELU and RESIDUAL, STAGES,
+        slope, beside, x, y, cut, out, mean, inverse, scale, shift, total, product, 0, rows, rows, channel, live,
+        CHANNELS, BLOCK_R, RELU, RESIDUAL, BOTH, CUT, STAGES,
     )  # fmt: skip
