@@ -46,6 +46,8 @@ CONTROLS |= {f"mnist-relu-{split}-tfedavg-tuned-frozen" for split in ("iid", "nc
 TUNED = {f"mnist-relu-{c}-tfedavg-tuned{end}" for c in ("iid", "nc2", "nc5") for end in ("", "-first", "-all")}
 ENDS = ("tuned", "frozen", "first", "all")
 """What a name ends in beside its algorithm."""
+WAYS = ("fedavg", "fedavg-float16", "fedpaq", "fedpaq-8-8", "eden", "tfedavg", "tfedavg-restless", "tfedavg-frozen")
+"""How Shakespeare's roles are learned."""
 NAMES = {
     *CONTROLS,
     *TUNED,
@@ -54,9 +56,8 @@ NAMES = {
     *(f"participation-{s}-{n}-{a}" for s in ("iid", "nc2") for n in (10, 30, 50, 70) for a in ("tfedavg", "fedavg")),
     *(f"balance-{balance}-{algorithm}" for balance in BALANCES for algorithm in FEDERATED),
     *(f"elapsed-{model}" for model in ("mlp", "cnn", "resnet18")),
-    *(f"shakespeare-{model}-{a}" for model in ("lstm", "transformer") for a in ("fedavg", "tfedavg", "fedpaq", "eden")),
-    *(f"shakespeare-{model}-tfedavg-{end}" for model in ("lstm", "transformer") for end in ("restless", "frozen")),
-    "shakespeare-lstm-stc",
+    *(f"shakespeare-{model}-{way}" for model in ("lstm", "transformer") for way in WAYS),
+    *(f"shakespeare-lstm-{end}" for end in ("fedavg-0.024", "fedpaq-0.024", "eden-0.024", "tfedavg-0.012")),
 }
 
 

@@ -76,8 +76,18 @@ def test_tiny_runs_of_all_rows_fill_it(real_data: Path, tmp_path: Path) -> None:
     for name in names:
         run_cell(ROWS[name], 0, tmp_path / "results", DataSets(tmp_path), "cpu", settings=tiny)
     found = sheet_of(tmp_path / "results")
-    ours = ("T-FedAvg", "T-FedAvg, layers never rest, server factor 0.5", "T-FedAvg, frozen (control)")
-    names = {"LSTM": ("FedAvg", "STC", *ours, "EDEN", "FedPAQ"), "transformer": ("FedAvg", *ours, "EDEN", "FedPAQ")}
-    assert [row[:2] for row in found.rows] == [(model, name) for model, own in names.items() for name in own]
-    assert "| LSTM | T-FedAvg | 1 × 2 |" in found.markdown()
-    assert {row[-1] for row in found.rows if row[1] in ("FedAvg", "EDEN", ours[-1])} == {NONE}
+    listed = [row[:2] for row in found.rows]
+    assert len(listed) == len(set(listed)) == len(names)
+    assert {model for model, _ in listed} == {"LSTM", "transformer"}
+    restless, frozen = "T-FedAvg, layers never rest, server factor 0.5", "T-FedAvg, frozen (control)"
+    assert {("LSTM", "FedAvg, rate 0.006"), ("LSTM", "FedAvg, float16"), ("LSTM", restless)} <= {*listed}
+    assert {("transformer", "FedAvg"), ("transformer", "T-FedAvg"), ("transformer", frozen)} <= {*listed}
+    assert "| transformer | T-FedAvg | 1 × 2 |" in found.markdown()
+    asked = {row[1]: row[-1] for row in found.rows if row[0] == "transformer"}
+    assert {asked["FedAvg"], asked["EDEN"], asked[frozen]} == {NONE} != {asked["T-FedAvg"]}
+
+
+def test_bytes_are_compared_with_those_of_float32(tmp_path: Path) -> None:
+    known(tmp_path, "shakespeare-lstm-fedavg", (0.5,), 30_000, 30_000)
+    known(tmp_path, "shakespeare-lstm-fedavg-float16", (0.6,), 15_000, 15_000)
+    assert [row[6] for row in sheet_of(tmp_path).rows] == [NONE, "1/2"]

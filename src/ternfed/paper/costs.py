@@ -31,6 +31,11 @@ class Count:
         return 32 * others + (2 * self.ternary if ternary else 0)
 
 
+def sends_float32(group: Group) -> bool:
+    """Whether what is not quantized travels in full precision."""
+    return group.setting("algorithm", "dense") in (None, "float32")
+
+
 def network_of(settings: Table) -> Network | None:
     """A run's network, shapes alone; None for a network or data set of the user's own."""
     model, data = settings["model"], without_samples(settings["data"]["dataset"])

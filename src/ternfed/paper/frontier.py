@@ -18,6 +18,7 @@ from ternfed.experiment.settings import ExperimentError
 from ternfed.named_function import NotAllowed, check_code, code_in
 from ternfed.paper.belonging import belonging, usual
 from ternfed.paper.controls import cell_of, controls_of, place_of
+from ternfed.paper.costs import sends_float32
 from ternfed.paper.groups import Group, Spread, difference, shown_score
 
 SHOWING = ("frontier", "shakespeare")
@@ -84,7 +85,7 @@ class Contest:
     @property
     def floats(self) -> Point | None:
         """FedAvg in float32, what bytes are compared with: of several, the one at its best rate."""
-        plain = [p for p in self.points if p.group.algorithm == "fedavg" and _is_float32(p.group)]
+        plain = [p for p in self.points if p.group.algorithm == "fedavg" and sends_float32(p.group)]
         return max(plain, key=lambda point: (point.group.role == "tuned", point.score.count), default=None)
 
     @property
@@ -228,7 +229,3 @@ def _is_its_row(group: Group) -> bool:
         return not any(own.differences(wanted))
     except (ExperimentError, NotAllowed):  # of another version
         return False
-
-
-def _is_float32(group: Group) -> bool:
-    return group.setting("algorithm", "dense") in (None, "float32")

@@ -118,19 +118,24 @@ def rounds_label(group: Group) -> str:
 
 def distinguish(groups: Sequence[Group]) -> dict[int, str]:
     """A label for each group of one comparison, by its place: its algorithm, and what sets it apart from its likes."""
-    labels: dict[int, str] = {}
-    for name in dict.fromkeys(map(method_label, groups)):
-        alike = [place for place, group in enumerate(groups) if method_label(group) == name]
+    return dict(enumerate(_told_apart([method_label(group) for group in groups], groups)))
+
+
+def _told_apart(labels: Sequence[str], groups: Sequence[Group]) -> list[str]:
+    """The labels of the groups; of those who share one, each with what the others of them have not."""
+    told = [*labels]
+    for label in dict.fromkeys(labels):
+        alike = [place for place, other in enumerate(labels) if other == label]
         flat = {place: dict(_flatten(groups[place].settings)) for place in alike}
         keys = dict.fromkeys(key for values in flat.values() for key in values)
         differing = [key for key in keys if len({shown(values.get(key)) for values in flat.values()}) > 1]
         for place in alike:
             parts = [_part(key, flat[place][key], groups[place]) for key in differing if key in flat[place]]
-            apart = ", ".join(parts[:2])
-            labels[place] = f"{name}, {apart}" if apart else name
-        if len({labels[place] for place in alike}) < len(alike):
-            labels |= {place: f"{name}, {_own(groups[place].name)}" for place in alike}
-    return labels
+            told[place] = ", ".join([label, *parts[:2]])
+        if len({told[place] for place in alike}) < len(alike):
+            for place in alike:
+                told[place] = f"{label}, {_own(groups[place].name)}"
+    return told
 
 
 def _part(key: tuple[str, str], value: Any, group: Group) -> str:
@@ -139,12 +144,16 @@ def _part(key: tuple[str, str], value: Any, group: Group) -> str:
 
 def point_labels(groups: Sequence[Group]) -> list[str]:
     """What each point of one comparison is called: short, and by rates only where nothing else tells it apart."""
-    labels = [setting_label(group, groups) for group in groups]
-    names = distinguish(groups) if len(set(labels)) < len(labels) else {}
-    return [names[place] if labels.count(label) > 1 else label for place, label in enumerate(labels)]
+    return _told_apart([setting_label(group, groups) for group in groups], groups)
 
 
-SHORT = {"bits_up": "{} up", "bits_down": "{} down", "finest_bits": "steps of {} bits", "upload": "{} up"}
+SHORT = {
+    "bits_up": "{} up",
+    "bits_down": "{} down",
+    "finest_bits": "steps of {} bits",
+    "upload": "{} up",
+    "latent_adam": "latents at {}",
+}
 """Settings that stand in the name of a point, in fewer words than they are called by."""
 ALWAYS = ("bits_up", "bits_down")
 """Those that stand there whenever they differ, the default too."""
