@@ -150,9 +150,9 @@ class Group:
         """How the scores of its runs are read."""
         return next((record.measure for run in self.shown for record in run.rounds), ACCURACY.measure)
 
-    def accuracy(self) -> Spread | None:
-        """The test score as it is shown, an accuracy in percent, after the last round."""
-        return self.last(shown_score)
+    def accuracy(self, rounds: int = 1) -> Spread | None:
+        """The test score as it is shown, an accuracy in percent: after the last round or the mean of the last ones."""
+        return self.last(shown_score, rounds)
 
     def validation(self, rounds: int = 1) -> Spread | None:
         """The same on held-out data, after the last round or as the mean of the last `rounds`."""

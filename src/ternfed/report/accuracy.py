@@ -184,8 +184,9 @@ def balance(groups: Sequence[Group]) -> Sheet | None:
     return Sheet("balance", "Unbalanced clients in numbers", ("β", *columns), tuple(rows), notes=notes)
 
 
-def accuracy_text(group: Group) -> str:
-    value = group.accuracy()
+def accuracy_text(group: Group, rounds: int = 1) -> str:
+    """After the last round, or the mean of the last ones."""
+    value = group.accuracy(rounds)
     if value is None:
         return NONE
     unfinished = "" if group.finished else f" (round {group.length} of {group.setting('federation', 'rounds')})"
