@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
 from ternfed.aggregation.aggregation import Uploads
-from ternfed.algorithms import tfedavg
+from ternfed.algorithms import eden, fedpaq, stc, tfedavg
 from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Training
 from ternfed.algorithms.network import dense_weights
 from ternfed.algorithms.rest import added, changes, rounded
@@ -97,9 +98,28 @@ class TestTheRestOnAGrid:
 
     def test_a_variance_stays_one(self) -> None:
         weights = {"norm.running_var": torch.tensor([0.1, 1.0]), "norm.running_mean": torch.zeros(2)}
-        moved = added(weights, {name: torch.tensor([-0.5, 0.5]) for name in weights})
+        change = {name: torch.tensor([-0.5, 0.5]) for name in weights}
+        moved = added(weights, weights, change, Network.of(resnet18(width=2)))
         assert moved["norm.running_var"].tolist() == [0.0, 1.5]
         assert moved["norm.running_mean"].tolist() == [-0.5, 0.5]
+
+    @pytest.mark.parametrize("of", [tfedavg, fedpaq, eden, stc], ids=lambda of: of.ABOUT.label)
+    def test_statistics_that_clients_find_again_and_again_do_not_swing(self, of: ModuleType) -> None:
+        """What rounding lost of them is not added to them: small variances would fall to 0, and rise again."""
+        network = Network.of(resnet18(width=4))
+        finest = {} if of is stc else {"finest_bits": 6}
+        made = of.algorithm(network, TRAINING, of.Settings(**finest, statistics="best"))
+        server, judged = made.open(network.weights()), []
+        helpers = Helpers(judge=lambda weights: judged.append({**weights}) or 0.0, statistics=lambda weights: weights)
+        found = {n: torch.tensor([0.006, 0.012, 0.02, 1.0]) for n in network.buffers if n.endswith("running_var")}
+        for number in range(6):
+            same = {n: server.weights[n] if n in network.ternary else torch.zeros(()) for n in network.floats}
+            change = {n: torch.zeros_like(server.weights[n]) + tensor for n, tensor in same.items()}
+            change |= {n: variances - server.weights[n] for n, variances in found.items()}
+            before, server = server.weights, made.update(server, Uploads(change, {}, 5, 0), helpers)
+            for name, variances in found.items():
+                torch.testing.assert_close(judged[-1][name], variances)
+                assert number < 3 or torch.equal(server.weights[name], before[name])
 
     def test_the_server_keeps_what_rounding_a_broadcast_lost(self) -> None:
         network = small_mlp()

@@ -110,7 +110,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if settings.bits_up is None:
             change = {name: mean - server.weights[name] for name, mean in change.items()}
         own = server.weights if settings.bits_down is None else server.memory.model
-        return {**average, **added({name: own[name] for name in floats}, change)}
+        return {**average, **added({name: own[name] for name in floats}, server.weights, change, network)}
 
     def reference(message: Message) -> dict[str, Tensor] | None:
         return {name: dense(message.tensors[name]) for name in floats} if down_bits else None

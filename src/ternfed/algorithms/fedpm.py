@@ -148,7 +148,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         count, rounds = count + uploads.count, rounds + 1
         chances = {n: (each / count).clamp(SURE, 1 - SURE) for n, each in kept.items()}
         others = {n: t for n, t in uploads.average.items() if n not in masked}
-        others |= added({n: memory.rest[n] for n in rest}, {n: uploads.average[n] for n in rest})
+        others |= added({n: memory.rest[n] for n in rest}, server.weights, uploads.average, network)
         if recounts(settings.statistics, network):
             judged = with_statistics({**others, **model_of(chances)}, network, settings.statistics, helpers)
             others |= {n: judged[n] for n in rest}

@@ -103,7 +103,7 @@ def with_feedback(name: str, network: Network, training: Training, ways: Ways, s
             return server
         memory: ServerMemory = server.memory
         average, before = uploads.average, server.weights
-        exact = added(memory.model, average)
+        exact = added(memory.model, before, average, network)
         change = ways.down({n: exact[n] - before[n] for n in names})
         sent = {n: _moved(before[n], dense(change[n]), memory.steps[n], ways.bits_down) for n in names}
         shown = {**average, **exact, **{n: value.dense() for n, value in sent.items()}}

@@ -2,7 +2,7 @@
 
 Alistarh, Grubic, Li, Tomioka, Vojnovic: QSGD, NeurIPS 2017, and Reisizadeh et al.: FedPAQ, AISTATS 2020, round updates
 at random so that their mean is right. The server rounds to nearest and keeps what that loses in its own, unrounded
-model.
+model; of buffers, which are found anew in each round, it keeps nothing.
 """
 
 from __future__ import annotations
@@ -169,9 +169,13 @@ def rounded(weights: Weights, before: Weights, bits: Mapping[str, int], finest: 
     return out
 
 
-def added(weights: Weights, change: Weights) -> Weights:
-    """The tensors with their changes; a variance stays one."""
-    moved = {name: tensor + change[name] for name, tensor in weights.items()}
+def added(own: Weights, shown: Weights, change: Weights, network: Network) -> Weights:
+    """The server's own tensors after the mean change from what clients were shown; a variance stays one.
+
+    What rounding lost of a parameter comes later. Of a buffer it must not: a variance below one step is shown as a
+    whole one, and the difference, added to each new estimate, would take that to 0.
+    """
+    moved = {n: (shown[n] if n in network.buffers else tensor) + change[n] for n, tensor in own.items()}
     return {name: tensor.clamp_min(0) if _is_variance(name) else tensor for name, tensor in moved.items()}
 
 

@@ -140,7 +140,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         before: ServerMemory = server.memory
         average = {**uploads.average}
         if up_bits:
-            average |= added(before.rest, {name: average[name] for name in rest})
+            average |= added(before.rest, server.weights, average, network)
         combined, wanted, latents = way.combined(average, before, uploads.spent)
         ternary = requantized(wanted)
         exact = {name: value.dense() for name, value in ternary.items()}
