@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ternfed.algorithms.algorithm import Network
+from ternfed.algorithms.rest import BUFFER_BITS, FINEST
 from ternfed.experiment.named import about
 from ternfed.paper.costs import network_of
 from ternfed.paper.groups import Group
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire.tern import tern_bytes
+
+STEP = 2
+"""Bytes of a step: the exponent of a power of two."""
 
 
 class ModelSize(NamedTuple):
@@ -19,6 +24,8 @@ class ModelSize(NamedTuple):
 
     own: int
     """Ternary layers as a `.tern` file codes them, a bit for each number that is masked, 4 bytes for every other."""
+    packed: int
+    """The same with each number that broadcasts round in so many bits as they may need."""
     float32: int
     """4 bytes for every number."""
 
@@ -32,18 +39,42 @@ def model_size(group: Group) -> ModelSize | None:
     network = network_of(group.settings)
     if network is None or not group.length:
         return None
-    sizes = {name: tensor.numel() for name, tensor in network.weights().items() if name in network.floats}
-    full, light = 4 * sum(sizes.values()), light_layers(group, network)
-    others = 4 * sum(size for name, size in sizes.items() if name not in light)
+    tensors = {name: tensor for name, tensor in network.weights().items() if name in network.floats}
+    light = light_layers(group, network)
     zeros = group.last(lambda record: record.zeros)
     if not light:
-        return ModelSize(full, full)
-    if zeros is None:  # a mask over random weights
-        return ModelSize(-(-sum(sizes[name] for name in light) // 8) + others, full)
-    source, one = torch.Generator().manual_seed(0), torch.ones(())
-    shapes = {name: parameter.shape for name, parameter in network.model.named_parameters()}
-    trits = {name: Ternary(_codes(shapes[name], zeros.mean, source), one, one) for name in light}
-    return ModelSize(len(tern_bytes(trits)) + others, full)
+        small = 0
+    elif zeros is None:  # a mask over random weights
+        small = -(-sum(tensors[name].numel() for name in light) // 8)
+    else:
+        source, one = torch.Generator().manual_seed(0), torch.ones(())
+        small = len(
+            tern_bytes({name: Ternary(_codes(tensors[name].shape, zeros.mean, source), one, one) for name in light})
+        )
+    others = {name: tensor for name, tensor in tensors.items() if name not in light}
+    bits = {name: _bits_of_broadcasts(group, name in network.buffers) for name in others}
+    return ModelSize(
+        small + 4 * sum(tensor.numel() for tensor in others.values()),
+        small + sum(_packed(tensor, bits[name]) for name, tensor in others.items()),
+        4 * sum(tensor.numel() for tensor in tensors.values()),
+    )
+
+
+def _bits_of_broadcasts(group: Group, buffer: bool) -> int:
+    """What a number that is not ternary may need in a broadcast: 32 where it is a float."""
+    settings = group.settings["algorithm"]
+    down = settings.get("bits_down", settings.get("rest_bits_down"))
+    if down in (None, "none"):
+        return 32
+    bits: int = settings.get("buffer_bits", BUFFER_BITS) if buffer else down
+    finest: int = settings.get("finest_bits", FINEST)
+    return max(bits, finest)
+
+
+def _packed(tensor: Tensor, bits: int) -> int:
+    """Bytes of a tensor whose numbers have so many bits each, with a step for each row of a matrix."""
+    steps = 0 if bits == 32 else len(tensor) if tensor.dim() > 1 else 1
+    return -(-tensor.numel() * bits // 8) + STEP * steps
 
 
 def light_layers(group: Group, network: Network) -> tuple[str, ...]:
@@ -57,7 +88,7 @@ def light_layers(group: Group, network: Network) -> tuple[str, ...]:
     return network.ternary
 
 
-def _codes(shape: torch.Size, zeros: float, source: torch.Generator) -> torch.Tensor:
+def _codes(shape: torch.Size, zeros: float, source: torch.Generator) -> Tensor:
     drawn = torch.rand(shape, generator=source)
     signs = torch.randint(0, 2, shape, generator=source) * 2 - 1
     return torch.where(drawn < zeros, 0, signs).to(torch.int8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ternfed.paper.frontier import Contest, Point, contests, lead
+from ternfed.paper.frontier import NEAR, Contest, Point, contests, lead, matches
 from ternfed.paper.groups import Group, difference
 from ternfed.report.accuracy import accuracy_text, score_heading, seeds_text
 from ternfed.report.frontier_tables import megabytes
@@ -18,9 +18,10 @@ RIVALS = 2
 ENOUGH = 3
 """Seeds; a row with fewer says so."""
 _WHO = (
-    f"Rivals: of each other algorithm the point with the fewest bytes that is at most {STRONG:g} points less accurate "
-    f"than FedAvg, over the seeds that both have, and of these the {RIVALS} with the fewest bytes; where there are "
-    "fewer, the most accurate point of another algorithm."
+    "Rivals: of all other algorithms but FedAvg the point with the fewest bytes that is as accurate as T-FedAvg's (at "
+    f"most {NEAR:g} points less), over the seeds that both have. Then of each other algorithm the point with the "
+    f"fewest bytes that is at most {STRONG:g} points less accurate than FedAvg, and of these those with the fewest "
+    f"bytes; where there are fewer than {RIVALS}, the most accurate point of another algorithm."
 )
 
 
@@ -60,12 +61,14 @@ def _short(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
     best, cheapest = max(own, key=lambda point: lead(point, floats)), own[0]
     names = _names(contest)
     where = comparison_of(floats.group).text()
-    rivals = [f"{names[id(point)]}: {_rival_result(point, floats)}" for point in strongest(contest, floats)]
-    theirs = [*rivals, NONE if rivals else "none has run yet", NONE][:RIVALS]
-    return [
-        (where, _own_name(names[id(point)]), _with_seeds(point), _with_seeds(floats), _share(point, floats), *theirs)
-        for point in ((best,) if best is cheapest else (best, cheapest))
-    ]
+
+    def told(point: Point) -> tuple[str, ...]:
+        rivals = [f"{names[id(rival)]}: {_rival_result(rival, floats)}" for rival in beside(contest, point, floats)]
+        theirs = [*rivals, NONE if rivals else "none has run yet", NONE][:RIVALS]
+        own = _own_name(names[id(point)]), _with_seeds(point)
+        return where, *own, _with_seeds(floats), _share(point, floats), *theirs
+
+    return [told(point) for point in ((best,) if best is cheapest else (best, cheapest))]
 
 
 def _names(contest: Contest) -> dict[int, str]:
@@ -98,6 +101,14 @@ def _with_seeds(point: Point) -> str:
     return accuracy_text(point.group) + few
 
 
+def beside(contest: Contest, own: Point, floats: Point) -> list[Point]:
+    """The cheapest rival that is as accurate as this point, then the strongest of other algorithms."""
+    found = {id(match.own): match.rival for match in matches(contest)}.get(id(own))
+    first = [] if found is None or found.group.algorithm == "fedavg" else [found]
+    others = [p for p in strongest(contest, floats) if not first or p.group.algorithm != first[0].group.algorithm]
+    return [*first, *others][:RIVALS]
+
+
 def strongest(contest: Contest, floats: Point) -> list[Point]:
     """The cheapest strong point of each other algorithm, the cheapest of these first; then the best of the others'."""
     strong: dict[str, Point] = {}
@@ -117,9 +128,9 @@ def strongest(contest: Contest, floats: Point) -> list[Point]:
 
 def _rows(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
     own = [point for point in contest.points if point.group.algorithm == "tfedavg"]
-    chosen = [floats, *strongest(contest, floats), *own]
+    chosen = [floats, *(rival for point in own for rival in beside(contest, point, floats)), *own]
     names = _names(contest)
-    shown = sorted(chosen, key=lambda point: -point.total)
+    shown = sorted({id(point): point for point in chosen}.values(), key=lambda point: -point.total)
     where = comparison_of(floats.group).text()
     return [(where, names[id(point)], *_cells(point, floats)) for point in shown]
 
