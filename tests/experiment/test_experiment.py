@@ -196,8 +196,8 @@ def test_the_algorithms_are_there_and_nothing_else_is_taken_for_one() -> None:
         ("data", "balance", 1.01, "above 0 and at most 1"),
         ("data", "alpha", 0, "above 0"),
         ("model", "name", "vgg", '"mlp", "cnn", "resnet18", "charlstm", "chartransformer" or module:function'),
-        ("model", "hidden", [30, "x"], "a list in which a whole number is"),
-        ("model", "hidden", 30, "a list in which a whole number is"),
+        ("model", "hidden", [30, "x"], "a list (each entry: a whole number)"),
+        ("model", "hidden", 30, "a list (each entry: a whole number)"),
         ("model", "ternary", [], "at least one name"),
         ("federation", "clients", 0, "at least 1"),
         ("federation", "clients", True, "a whole number"),
@@ -335,7 +335,7 @@ def test_the_word_none_stands_for_no_value() -> None:
         ("colour", "green", '"red" or "blue"'), ("colour", 0, '"red" or "blue"'),
         ("size", "huge", '"small", "large" or 7'), ("size", True, '"small", "large" or 7'),
         ("limit", "high", 'a finite number or "none"'),
-        ("layers", "conv1", "a list in which text is"), ("layers", [1], "a list in which text is"),
+        ("layers", "conv1", "a list (each entry: text)"), ("layers", [1], "a list (each entry: text)"),
     ],
 )  # fmt: skip
 def test_a_setting_of_another_type_is_refused(key: str, value: Any, allowed: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ternfed.quantize.grid import HIGHEST, LOWEST, Grid, exponents_for, nearest_codes, on_grid
+from ternfed.quantize.grid import HIGHEST, LOWEST, Grid, exponents_for, nearest_codes, on_grid, recognise
 from ternfed.quantize.ternary import NonFiniteError
 
 SIZES = st.floats(2**-20, 2**20, width=32)
@@ -71,3 +71,40 @@ def test_rows_have_steps_of_their_own() -> None:
     assert grid.exponents.shape == (2,)
     assert grid.dense().shape == value.shape
     assert int(grid.codes.abs().max()) <= 7
+
+
+class TestRecognise:
+    @given(
+        st.lists(st.lists(st.integers(-127, 127), min_size=3, max_size=3), min_size=1, max_size=5),
+        st.lists(st.integers(LOWEST, 90), min_size=5, max_size=5),
+        st.booleans(),
+    )
+    def test_what_lies_on_a_grid_is_found_to_the_bit(
+        self, codes: list[list[int]], exponents: list[int], rows: bool
+    ) -> None:
+        steps = torch.tensor(exponents[: len(codes)] if rows else exponents[0], dtype=torch.int16)
+        whole = torch.tensor(codes, dtype=torch.int32)
+        value = Grid(whole if rows else whole.flatten(), steps).dense()
+        found = recognise(value)
+        assert found is not None
+        assert torch.equal(found.dense(), value)
+        assert found.exponents.shape == steps.shape
+        assert int(found.codes.abs().max()) <= 127
+
+    @given(st.integers(128, 2**24), st.integers(-100, 50))
+    def test_codes_beyond_a_byte_are_not(self, code: int, exponent: int) -> None:
+        value = torch.tensor([code | 1, 1]) * 2.0**exponent if code < 2**24 else torch.tensor([2.0**24, 1])
+        assert recognise(value.float()) is None
+
+    @pytest.mark.parametrize("value", [[float("nan")], [float("inf"), 1.0], [], [2**-149.0, 1.0], [1 / 3]])
+    def test_nor_is_anything_else(self, value: list[float]) -> None:
+        assert recognise(torch.tensor(value)) is None
+        assert recognise(torch.ones(2, dtype=torch.int32)) is None
+
+    def test_a_number_below_the_finest_step_is_none(self) -> None:
+        assert recognise(torch.tensor([2**-140.0, 0.0])) is None
+
+    def test_nothing_but_zeros_is_one(self) -> None:
+        found = recognise(torch.zeros(2, 3))
+        assert found is not None
+        assert not found.dense().any()

@@ -16,6 +16,7 @@ from ternfed.edge.graph import to_onnx
 from ternfed.edge.inputs import ModelError
 from ternfed.edge.trained import Trained, open_trained, read_weights
 from ternfed.files import facts_of, metadata, save_tensors, write_atomically
+from ternfed.quantize.grid import recognise
 from ternfed.wire import Value, describe
 from ternfed.wire.tern import tern_bytes
 
@@ -114,8 +115,12 @@ def inspect(path: str | Path) -> Inspection:
 
 
 def _tern(model: Trained, facts: Mapping[str, Any]) -> bytes:
+    """What is not ternary but lies on a grid, since broadcasts did, is whole numbers there, where that is smaller."""
     tensors: dict[str, Value] = {**model.weights, **model.ternary}
-    return tern_bytes(tensors, metadata(facts))
+    others = {name: recognise(tensor) for name, tensor in model.weights.items() if name not in model.ternary}
+    packed = {name: grid for name, grid in others.items() if grid is not None}
+    ways = [tensors, {**tensors, **packed}] if packed else [tensors]
+    return min((tern_bytes(way, metadata(facts)) for way in ways), key=len)
 
 
 def _line(name: str, tensor: Tensor) -> Tensorline:

@@ -133,7 +133,7 @@ def described(hint: Any) -> str:
     if origin is Literal:
         return either(arguments)
     if origin is not None and issubclass(origin, Sequence):
-        return f"a list in which {described(arguments[0])} is"
+        return f"a list (each entry: {described(arguments[0])})"
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return either([member.value for member in hint])
     words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", NoneType: '"none"'}

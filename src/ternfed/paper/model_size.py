@@ -23,9 +23,8 @@ class ModelSize(NamedTuple):
     """Bytes of the model after the last round, at most: numbers that lie on a grid compress."""
 
     own: int
-    """Ternary layers as a `.tern` file codes them, a bit for each number that is masked, 4 bytes for every other."""
-    packed: int
-    """The same with each number that broadcasts round in so many bits as they may need."""
+    """Ternary layers as a `.tern` file codes them, a bit for each number that is masked, as many bits as a broadcast
+    may need for each number that it rounds, 4 bytes for every other."""
     float32: int
     """4 bytes for every number."""
 
@@ -53,22 +52,19 @@ def model_size(group: Group) -> ModelSize | None:
         )
     others = {name: tensor for name, tensor in tensors.items() if name not in light}
     bits = {name: _bits_of_broadcasts(group, name in network.buffers) for name in others}
-    return ModelSize(
-        small + 4 * sum(tensor.numel() for tensor in others.values()),
-        small + sum(_packed(tensor, bits[name]) for name, tensor in others.items()),
-        4 * sum(tensor.numel() for tensor in tensors.values()),
-    )
+    full = 4 * sum(tensor.numel() for tensor in tensors.values())
+    return ModelSize(small + sum(_packed(tensor, bits[name]) for name, tensor in others.items()), full)
 
 
 def _bits_of_broadcasts(group: Group, buffer: bool) -> int:
-    """What a number that is not ternary may need in a broadcast: 32 where it is a float."""
+    """What a number that is not ternary may need: 32 where a file has floats of it, whose codes are no single bytes."""
     settings = group.settings["algorithm"]
     down = settings.get("bits_down", settings.get("rest_bits_down"))
     if down in (None, "none"):
         return 32
     bits: int = settings.get("buffer_bits", BUFFER_BITS) if buffer else down
     finest: int = settings.get("finest_bits", FINEST)
-    return max(bits, finest)
+    return most if (most := max(bits, finest)) <= 8 else 32
 
 
 def _packed(tensor: Tensor, bits: int) -> int:

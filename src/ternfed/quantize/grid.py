@@ -72,6 +72,26 @@ def on_grid(value: Tensor, exponents: Tensor, source: torch.Generator | None = N
     return Grid(codes, exponents.to(torch.int16))
 
 
+def recognise(value: Tensor) -> Grid | None:
+    """The codes and steps of a float32 tensor that lies exactly on a grid whose codes are single bytes."""
+    by_row = value.dim() > 1
+    if value.dtype != torch.float32 or not value.numel() or not bool(torch.isfinite(value).all()):
+        return None
+    if by_row and value.numel() > PIECE and recognise(value[0].reshape(-1)) is None:
+        return None  # so that a large tensor of floats costs nothing
+    mantissa, exponent = torch.frexp(value)
+    whole = torch.ldexp(mantissa, torch.tensor(24)).int()
+    lowest = torch.frexp((whole & -whole).float()).exponent - 1  # the place of the last bit that is set
+    finest = torch.where(value != 0, exponent - 24 + lowest, HIGHEST)
+    steps = finest.flatten(1).amin(1) if by_row else finest.amin()
+    size = value.abs().flatten(1).amax(1) if by_row else value.abs().max()
+    exponents = torch.where(size > 0, steps, LOWEST).clamp(LOWEST, HIGHEST).to(torch.int16)
+    if bool((torch.ldexp(size.double(), -exponents.int()) > BYTE).any()):
+        return None
+    grid = on_grid(value, exponents)
+    return grid if torch.equal(grid.dense(), value) else None  # numbers below the finest step of all
+
+
 def nearest_codes(held: Tensor, exponents: Tensor) -> Tensor:
     """The codes nearest to what a receiver holds already, int32: what a value on this grid is coded given."""
     codes = torch.empty(held.shape, dtype=torch.int32, device=held.device)

@@ -47,13 +47,12 @@ READING = {
         "Seconds and the model",
         "Messages: seconds per round, all clients in one process, to make, encode, decode and check all downloads and "
         "uploads (phases broadcast, prepare, upload); compare them on one machine only. Model: the last one as a file, "
-        "ternary layers as .tern codes trits of the last round's share of zeros, 4 bytes for every other number, "
-        "a bit for each weight that a mask keeps or leaves out (FedPM), without the settings that an export notes "
-        "beside them. Packed: the same with as many bits for each number that broadcasts round as it may need there, "
-        "and a step per row, as a part of float32; exports do not pack so far. Products: multiplications of matrix "
-        "products and convolutions for one sample. A ternary or masked layer adds and subtracts, and multiplies once "
-        "for each of its outputs; what that is worth in milliseconds depends on the runtime (docs/edge.md has what is "
-        "measured).",
+        "ternary layers as .tern codes trits of the last round's share of zeros, as many bits as a broadcast may need "
+        "for each number that it rounds to 8 bits or fewer, 4 bytes for every other number, a bit for each weight that "
+        "a mask keeps or leaves out (FedPM), without the settings that an export notes beside them. Products: "
+        "multiplications of matrix products and convolutions for one sample. A ternary or masked layer adds and "
+        "subtracts, and multiplies once for each of its outputs; what that is worth in milliseconds depends on the "
+        "runtime (docs/edge.md has what is measured).",
     ),
     "search": (
         "Rates that were tried",
@@ -146,7 +145,6 @@ def _beside(contest: Contest, labels: Sequence[str], name: str) -> Sheet | None:
                 NONE if seconds is None else f"{100 * seconds[0] / seconds[1]:.0f}",
                 NONE if weight is None else f"{weight.own / 1e3:,.1f}",
                 NONE if weight is None else _part(weight.own / weight.float32),
-                NONE if weight is None else _part(weight.packed / weight.float32),
                 NONE if used is None else _amount(used.own / 1e3),
                 NONE if used is None else _part(used.own / used.float32),
             )
@@ -155,7 +153,7 @@ def _beside(contest: Contest, labels: Sequence[str], name: str) -> Sheet | None:
         return None
     headings = (
         "algorithm", "machine", "messages (s per round)", "of the round (%)", "model, at most (kB)", "of float32",
-        "packed", "products per sample (thousand)", "of float32's",
+        "products per sample (thousand)", "of float32's",
     )  # fmt: skip
     return Sheet(name, READING["beside"][0], headings, tuple(rows), texts=2).without_empty()
 
