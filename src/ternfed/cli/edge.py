@@ -55,7 +55,7 @@ def export(
             soft_wrap=True,
         )
         for name, why in made.kept_float.items():
-            terminal.out.print(terminal.plain(f"{name} stays in float: {why}"), highlight=False)
+            terminal.out.print(terminal.plain(f"{name} is not ternary: {why}"), highlight=False)
 
 
 def predict(
