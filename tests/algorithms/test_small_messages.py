@@ -13,6 +13,7 @@ from ternfed.algorithms import eden, fedpaq, stc, tfedavg
 from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Network, Training
 from ternfed.algorithms.network import dense_weights
 from ternfed.algorithms.rest import added, changes, rounded
+from ternfed.algorithms.statistics import Statistics
 from ternfed.algorithms.tfedavg_settings import Settings, Upload
 from ternfed.data.sets import load
 from ternfed.data.values import DataSet
@@ -161,8 +162,39 @@ class TestDifferences:
         assert torch.equal(after.memory.latents[name], expected)
         assert torch.equal(trits_of(after.sent[name]), requantize(expected, SMALL.server_rule, 0.7).codes)
 
-    def test_a_resumed_run_ends_like_one_never_interrupted(self, digits: DataSet) -> None:
-        made = federation(digits, "federation.rounds=4", "training.epochs=1")
+    def test_a_trit_that_is_held_changes_only_well_beyond_the_threshold(self) -> None:
+        network = small_mlp()
+        (name,) = network.ternary
+        ways = {hold: tfedavg.algorithm(network, TRAINING, replace(SMALL, hold=hold)) for hold in (0.0, 0.4)}
+        opened = {hold: made.open(network.weights()) for hold, made in ways.items()}
+        assert torch.equal(trits_of(opened[0.0].sent[name]), trits_of(opened[0.4].sent[name]))
+        nudge = 0.03 * torch.randn(network.weights()[name].shape, generator=torch.Generator().manual_seed(1))
+        change = {**{n: torch.zeros_like(t) for n, t in network.weights().items()}, name: nudge}
+        flips, latents = {}, network.weights()[name] + nudge
+        threshold = 0.7 * latents.abs().mean()
+        for hold, made in ways.items():
+            after = made.update(opened[hold], Uploads(change, {}, 1, 0), NO_HELP)
+            flipped = trits_of(after.sent[name]) != trits_of(opened[hold].sent[name])
+            flips[hold] = int(flipped.sum())
+            assert bool(((latents.abs() - threshold).abs() >= hold * threshold)[flipped].all())
+            assert torch.equal(after.memory.latents[name], latents)  # nothing is lost: it may flip later
+        assert 0 < flips[0.4] < flips[0.0]
+
+    def test_where_clients_send_trits_none_is_held(self) -> None:
+        network = Network.of(resnet18(width=4))
+        average = {n: t + 0.01 * torch.randn(t.shape) for n, t in network.weights().items()}
+        ends = []
+        for hold in (0.0, 0.9):
+            made = tfedavg.algorithm(network, TRAINING, replace(SMALL, hold=hold, statistics=Statistics.AVERAGE))
+            server = made.open(network.weights())
+            zero = {n: torch.zeros_like(t) if n in made.changes else t for n, t in average.items()}
+            ends.append(made.update(server, Uploads(zero, {}, 1, 0), NO_HELP))
+        for name in network.ternary:
+            assert torch.equal(trits_of(ends[0].sent[name]), trits_of(ends[1].sent[name]))
+
+    @pytest.mark.parametrize("more", [(), ("algorithm.hold=0.5",)], ids=["as it comes", "held"])
+    def test_a_resumed_run_ends_like_one_never_interrupted(self, digits: DataSet, more: tuple[str, ...]) -> None:
+        made = federation(digits, "federation.rounds=4", "training.epochs=1", *more)
         whole = list(simulate.play(made))
         tensors, facts = pack(whole[1][0])
         resumed = list(simulate.play(made, unpack(made.algorithm, 2, tensors, facts)))

@@ -292,6 +292,28 @@ class TestEdgeCases:
         assert torch.equal(signs, ternary.codes.to(torch.float64))
 
 
+class TestHeldTrits:
+    @given(st.integers(0, 2**31 - 1), st.floats(0.01, 0.99))
+    def test_a_trit_changes_only_where_its_weight_is_beyond_the_threshold_by_a_part_of_it(
+        self, seed: int, hold: float
+    ) -> None:
+        source = torch.Generator().manual_seed(seed)
+        held = requantize(torch.randn(6, 50, generator=source), Rule.MEAN, 0.7).codes
+        weight = torch.randn(6, 50, generator=source)
+        delta, codes = threshold(weight, Rule.MEAN, 0.7), requantize(weight, Rule.MEAN, 0.7).codes
+        found = requantize(weight, Rule.MEAN, 0.7, held=held, hold=hold)
+        sure = (weight.abs() - delta).abs() > hold * delta
+        assert torch.equal(found.codes[sure], codes[sure])
+        assert torch.equal((found.codes != 0)[~sure], (held != 0)[~sure])
+        assert torch.equal(found.codes.sign(), torch.where(found.codes != 0, weight.sign(), 0).to(torch.int8))
+        assert torch.equal(requantize(weight, Rule.MEAN, 0.7, held=held).codes, codes)
+
+    def test_scales_are_those_of_the_weights_that_are_kept(self) -> None:
+        found = requantize(torch.tensor([1.0, 0.5, -0.4]), Rule.MEAN, 0.7, held=torch.tensor([1, 1, 0]), hold=0.2)
+        assert found.codes.tolist() == [1, 1, 0]
+        assert found.positive.item() == 0.75
+
+
 class TestRecognise:
     @given(
         codes=st.lists(st.integers(-1, 1), min_size=1, max_size=30),

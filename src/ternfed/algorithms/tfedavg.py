@@ -38,7 +38,7 @@ from ternfed.algorithms.statistics import recounts, with_statistics
 from ternfed.algorithms.tfedavg_settings import PRESETS, Judging, Settings
 from ternfed.algorithms.tfedavg_uploads import ClientMemory, ServerMemory, codes_of, suited, way_up
 from ternfed.quantize.ternary import Ternary, requantize
-from ternfed.wire import Message, Value, dense
+from ternfed.wire import Message, Value, dense, trits_of
 
 __all__ = ["ABOUT", "PRESETS", "Settings", "algorithm"]
 
@@ -123,13 +123,16 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def unrounded(weights: Weights) -> Weights:
         return {name: weights[name] for name in rest} if up_bits or down_bits else {}
 
-    def requantized(weights: Weights) -> dict[str, Ternary]:
-        return {n: requantize(weights[n], settings.server_rule, settings.server_factor, n) for n in names}
+    def requantized(weights: Weights, sent: Mapping[str, Value]) -> dict[str, Ternary]:
+        """The ternary layers, given those of the last broadcast where their trits are held."""
+        held = {} if way.guarded else {name: trits_of(value) for name, value in sent.items() if name in names}
+        rule = settings.server_rule, settings.server_factor
+        return {n: requantize(weights[n], *rule, n, held.get(n), settings.hold) for n in names}
 
     def opening(whole: Weights) -> Server:
         weights = {name: whole[name] for name in network.weights()}
         strategy = Strategy.TERNARY if settings.ternary_start else Strategy.FULL
-        ternary = requantized(weights) if settings.ternary_start else {}
+        ternary = requantized(weights, {}) if settings.ternary_start else {}
         shown, sent = on_air({**weights, **{name: value.dense() for name, value in ternary.items()}}, ternary, {})
         memory = ServerMemory(rest=unrounded(weights), latents=way.opened(weights))
         return Server(shown, sent, memory, strategy)
@@ -142,7 +145,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         if up_bits:
             average |= added(before.rest, server.weights, average, network)
         combined, wanted, latents = way.combined(average, before, uploads.spent)
-        ternary = requantized(wanted)
+        ternary = requantized(wanted, server.sent)
         exact = {name: value.dense() for name, value in ternary.items()}
 
         @cache

@@ -103,6 +103,9 @@ class Settings:
     """So many first local epochs train without quantization; none: three fifths of them, rounded down."""
     server_rule: Rule = Rule.MEAN
     server_factor: float = 0.7
+    hold: float = 0.0
+    """Where clients send differences: a weight gets a trit, or loses it, only by this part of the threshold beyond it.
+    Fewer trits flip back and forth, and broadcasts are smaller."""
     error_feedback: float = 1.0
     """So much of what a requantization lost is added to the next average: votes of a few clients add up over rounds."""
     ternary_start: bool = True
@@ -140,6 +143,8 @@ class Settings:
             share = getattr(self, key)
             if share is not None and not 0 < share < 1:
                 raise ValueError(f"{key} = {share}: a share between 0 and 1 is needed, or none")
+        if not 0 <= self.hold < 1:
+            raise ValueError(f"hold = {self.hold}: at least 0 and less than 1 is needed")
         check_finest(self.finest_bits)
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip = {self.clip}: a number above 0 is needed, or none")

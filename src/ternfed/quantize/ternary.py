@@ -270,12 +270,27 @@ def recognise(weight: Tensor) -> Ternary | None:
     return Ternary(weight.sign().to(torch.int8), above[0] if len(above) else none, -below[0] if len(below) else none)
 
 
-def requantize(weight: Tensor, rule: Rule = Rule.MAX, factor: float = 0.05, name: str = "weight") -> Ternary:
-    """The server's quantization of an averaged layer: Δ^S, then w_p^S and w_n^S (Algorithm 2)."""
+def requantize(
+    weight: Tensor,
+    rule: Rule = Rule.MAX,
+    factor: float = 0.05,
+    name: str = "weight",
+    held: Tensor | None = None,
+    hold: float = 0.0,
+) -> Ternary:
+    """The server's quantization of an averaged layer: Δ^S, then w_p^S and w_n^S (Algorithm 2).
+
+    A weight whose code in `held` is 0 gets another only beyond (1 + hold) · Δ, and one that has another only loses it
+    below (1 - hold) · Δ.
+    """
     check_threshold_factor(rule, factor)
     with torch.no_grad():
         check_finite(weight, name)
-        codes = codes_of(weight, threshold(weight, rule, factor))
+        delta = threshold(weight, rule, factor)
+        if held is None or not hold:
+            codes = codes_of(weight, delta)
+        else:
+            codes = torch.where(held != 0, codes_of(weight, (1 - hold) * delta), codes_of(weight, (1 + hold) * delta))
         return Ternary(codes, *kept_scales(weight, codes))
 
 
