@@ -27,7 +27,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
     rows = []
     for (case, mode), own in groups.items():
         change = _change(groups, case, mode)
-        shown = "" if change is None else f"{change:+.2f}"
+        shown = "" if change is None else f"{round(change, 2) + 0.0:+.2f}"
         score = 100 * mean(each.accuracy for each in own.values())
         shares = ["1" if mode == PLAIN else _share(_mean(own, way)) for way in ("up", "down")]
         rows.append((case.label, mode, str(len(own)), f"{score:.2f}", shown, *shares))
