@@ -373,6 +373,25 @@ def test_a_control_with_frozen_trits_is_told_beside_its_point_and_is_none_itself
     assert part.texts[1].startswith("On the front, from the fewest bytes to the most: T-FedAvg, all layers")
 
 
+def test_of_many_points_those_off_the_front_have_no_name_where_another_of_their_algorithm_has(
+    results: Path, rows: dict[str, Row]
+) -> None:
+    for bits in range(2, 14):
+        rows[f"coarse-{bits}"] = row(f"coarse-{bits}", {"algorithm": {"name": "fedpaq", "finest_bits": bits}})
+        run(results / f"coarse-{bits}", rows[f"coarse-{bits}"], (0.5, 0.6, 0.99 - bits / 1000), bits * MB // 10)
+    rows["weak"] = row("weak", {"algorithm": {"name": "stc"}})
+    run(results / "weak", rows["weak"], (0.8, 0.9, 0.93), 5 * MB)
+    with drawing():
+        chapter = frontier(collect([results], rows).groups)
+    assert chapter is not None
+    (part,) = chapter.parts
+    assert "FedPAQ, steps of 2 bits" in part.picture.svg
+    assert "STC" in part.picture.svg
+    assert "FedPAQ, steps of 9 bits" not in part.picture.svg
+    assert "FedPAQ, steps of 9 bits" in {line[0] for line in part.sheets[0].rows}
+    assert part.picture.caption.endswith("Points without a name are of the algorithm of their colour.")
+
+
 def test_a_rival_that_was_lost_is_in_the_table_and_nowhere_else(results: Path, rows: dict[str, Row]) -> None:
     rows["lost"] = row("lost", {"algorithm": {"name": "stc"}})
     run(results / "lost", rows["lost"], (0.8, float("nan"), float("nan")), 1)
@@ -501,4 +520,4 @@ def test_what_a_preset_sets_is_not_told_again(tmp_path: Path) -> None:
         run(tmp_path / name, made, [0.5, 0.6, 0.7], MB)
     groups = collect([tmp_path], rows).groups
     labels = {setting_label(group, groups) for group in groups}
-    assert labels == {"T-FedAvg", "T-FedAvg, frozen (control), difference bits 1"}
+    assert labels == {"T-FedAvg", "T-FedAvg, frozen (control), 1 up"}

@@ -13,6 +13,8 @@ from ternfed.report.style import PALE, Picture, colour_of, finish, name_below, n
 HEIGHT = 5.4
 DEEP = 12.0
 """Points of accuracy below the best from which a point is drawn at the lower edge, its accuracy in its name."""
+CROWD = 14
+"""From so many points on, of those off the front only the best of each algorithm that has none on it gets a name."""
 PLACES = (
     (7, 5, "left", "bottom"), (7, -5, "left", "top"), (-7, 5, "right", "bottom"), (-7, -5, "right", "top"),
     (10, 0, "left", "center"), (-10, 0, "right", "center"), (0, 12, "center", "bottom"), (0, -12, "center", "top"),
@@ -66,14 +68,30 @@ def picture(contest: Contest, labels: Sequence[str], title: str) -> Picture:
             panel, [(f"{place}  {short(each.name, 50)}", each.colour) for place, each in enumerate(anchors, 1)], False
         )
         anchors = [each._replace(name=str(place)) for place, each in enumerate(anchors, 1)]
+    elif len(drawn) >= CROWD:
+        named = _worth_a_name(contest, [point for point, _ in drawn])
+        anchors = [each if name else each._replace(name="") for each, name in zip(anchors, named, strict=True)]
     _name(figure, panel, anchors, _draw_front(panel, contest.front, right))
     seeds = sorted({point.score.count for point in contest.points})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     caption = (
         f"{title}: test {measure.name} after the last round against all bytes of the run, up and down; {count} "
         f"seed{'s' * (count != '1')}, bars are one standard deviation. Filled points are on the front, the step line."
+        + " Points without a name are of the algorithm of their colour."
+        * any(not each.name for each in anchors)
     )
     return finish(figure, f"frontier {title}", "", title, caption)
+
+
+def _worth_a_name(contest: Contest, points: Sequence[Point]) -> list[bool]:
+    """Whether each point is on the front, or the best of an algorithm that has none there."""
+    there = {point.group.algorithm for point in contest.front}
+    best: dict[str, Point] = {}
+    for point in points:
+        other = best.setdefault(point.group.algorithm, point)
+        best[point.group.algorithm] = max(other, point, key=lambda each: each.goodness)
+    absent = [point for algorithm, point in best.items() if algorithm not in there]
+    return [any(point is each for each in (*contest.front, *absent)) for point in points]
 
 
 def _limits(sizes: Sequence[float]) -> tuple[float, float]:
@@ -135,7 +153,7 @@ def _name(figure: Any, panel: Any, anchors: Sequence[Anchor], corners: Sequence[
     taken = [around([(each.x, each.y)], 6) for each in anchors]
     taken += [around([(each.x, each.y - each.bar), (each.x, each.y + each.bar)], 2) for each in anchors]
     taken += [around(pair, 1) for pair in pairwise(corners)]
-    for anchor in sorted(anchors, key=lambda each: -each.y):
+    for anchor in sorted((each for each in anchors if each.name), key=lambda each: -each.y):
         tried = []
         for place in PLACES:
             note = _annotate(panel, anchor, place)

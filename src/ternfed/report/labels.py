@@ -152,6 +152,8 @@ SHORT = {
     "bits_down": "{} down",
     "finest_bits": "steps of {} bits",
     "upload": "{} up",
+    "difference_bits": "{} up",
+    "hold": "held by {}",
     "latent_adam": "latents at {}",
 }
 """Settings that stand in the name of a point, in fewer words than they are called by."""
