@@ -32,8 +32,8 @@ class ModelSize(NamedTuple):
 def model_size(group: Group) -> ModelSize | None:
     """The size of a group's last model; None for a network or data set of the user's own.
 
-    The trits are drawn with the share of zeros that the last round recorded, and really coded. A model whose last
-    broadcast was in full precision is one of floats.
+    The trits are drawn with the share of zeros that the last round recorded, and really coded. Where the last broadcast
+    was in full precision, there are none.
     """
     network = network_of(group.settings)
     if network is None or not group.length:
@@ -51,18 +51,20 @@ def model_size(group: Group) -> ModelSize | None:
             tern_bytes({name: Ternary(_codes(tensors[name].shape, zeros.mean, source), one, one) for name in light})
         )
     others = {name: tensor for name, tensor in tensors.items() if name not in light}
-    bits = {name: _bits_of_broadcasts(group, name in network.buffers) for name in others}
+    bits = {name: _bits_of_broadcasts(group, name, network) for name in others}
     full = 4 * sum(tensor.numel() for tensor in tensors.values())
     return ModelSize(small + sum(_packed(tensor, bits[name]) for name, tensor in others.items()), full)
 
 
-def _bits_of_broadcasts(group: Group, buffer: bool) -> int:
+def _bits_of_broadcasts(group: Group, name: str, network: Network) -> int:
     """What a number that is not ternary may need: 32 where a file has floats of it, whose codes are no single bytes."""
     settings = group.settings["algorithm"]
     down = settings.get("bits_down", settings.get("rest_bits_down"))
+    if name in network.ternary:  # and came in full precision
+        down = settings.get("full_bits", down)
     if down in (None, "none"):
         return 32
-    bits: int = settings.get("buffer_bits", BUFFER_BITS) if buffer else down
+    bits: int = settings.get("buffer_bits", BUFFER_BITS) if name in network.buffers else down
     finest: int = settings.get("finest_bits", FINEST)
     return most if (most := max(bits, finest)) <= 8 else 32
 
