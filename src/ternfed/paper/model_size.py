@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ternfed.algorithms.algorithm import Network
-from ternfed.algorithms.rest import BUFFER_BITS, FINEST
+from ternfed.algorithms.rest import BUFFER_BITS, FINEST, bits_of
 from ternfed.experiment.named import about
 from ternfed.paper.costs import network_of
 from ternfed.paper.groups import Group
+from ternfed.quantize.grid import BYTE
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire.tern import tern_bytes
 
@@ -51,28 +53,29 @@ def model_size(group: Group) -> ModelSize | None:
             tern_bytes({name: Ternary(_codes(tensors[name].shape, zeros.mean, source), one, one) for name in light})
         )
     others = {name: tensor for name, tensor in tensors.items() if name not in light}
-    bits = {name: _bits_of_broadcasts(group, name, network) for name in others}
+    bits = _bits_of_broadcasts(others, group, network)
     full = 4 * sum(tensor.numel() for tensor in tensors.values())
-    return ModelSize(small + sum(_packed(tensor, bits[name]) for name, tensor in others.items()), full)
+    return ModelSize(small + sum(_packed(tensor, bits.get(name)) for name, tensor in others.items()), full)
 
 
-def _bits_of_broadcasts(group: Group, name: str, network: Network) -> int:
-    """What a number that is not ternary may need: 32 where a file has floats of it, whose codes are no single bytes."""
-    settings = group.settings["algorithm"]
+def _bits_of_broadcasts(names: Collection[str], group: Group, network: Network) -> dict[str, int]:
+    """What each number that is not ternary may need; floats, and codes that are no single bytes, are left out."""
+    given = group.settings["algorithm"]
+    settings: dict[str, int | None] = {key: None if value == "none" else value for key, value in given.items()}
     down = settings.get("bits_down", settings.get("rest_bits_down"))
-    if name in network.ternary:  # and came in full precision
-        down = settings.get("full_bits", down)
-    if down in (None, "none"):
-        return 32
-    bits: int = settings.get("buffer_bits", BUFFER_BITS) if name in network.buffers else down
-    finest: int = settings.get("finest_bits", FINEST)
-    return most if (most := max(bits, finest)) <= 8 else 32
+    full = [name for name in names if name in network.ternary]  # came in full precision
+    rest = [name for name in names if name not in full]
+    bits = bits_of(rest, network, down, settings.get("buffer_bits") or BUFFER_BITS)
+    bits |= bits_of(full, network, settings.get("full_bits", down))
+    most = {name: max(each, settings.get("finest_bits") or FINEST) for name, each in bits.items()}
+    return {name: each for name, each in most.items() if each <= BYTE.bit_length() + 1}
 
 
-def _packed(tensor: Tensor, bits: int) -> int:
-    """Bytes of a tensor whose numbers have so many bits each, with a step for each row of a matrix."""
-    steps = 0 if bits == 32 else len(tensor) if tensor.dim() > 1 else 1
-    return -(-tensor.numel() * bits // 8) + STEP * steps
+def _packed(tensor: Tensor, bits: int | None) -> int:
+    """Bytes of a tensor whose numbers have so many bits each, with a step for each row of a matrix; none: floats."""
+    if bits is None:
+        return 4 * tensor.numel()
+    return -(-tensor.numel() * bits // 8) + STEP * (len(tensor) if tensor.dim() > 1 else 1)
 
 
 def light_layers(group: Group, network: Network) -> tuple[str, ...]:
