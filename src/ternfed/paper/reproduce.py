@@ -51,14 +51,14 @@ class Cell:
 
     def trial(self, device: str | None = None) -> Trial:
         """It as one experiment among many, on the row's own device where none is given."""
-        about = self.row.about
+        device = device or self.row.about.device
         return Trial(
             self.name,
             self.experiment().to_table(),
             self.folder,
-            device or about.device,
+            device,
             chooses=self.row.chooses,
-            one_thread=about.device == "cpu",
+            one_thread=device == "cpu",
         )
 
     def standing(self) -> Literal["new", "begun", "finished"]:
