@@ -90,6 +90,7 @@ def blobs():
     inputs = (source.normal(size=(200, 1, 4, 4)) + labels[:, None, None, None]).astype(np.float32)
     return inputs[:160], labels[:160], inputs[160:], labels[160:]
 """
+SMALL = ("data.dataset=digits", "model.name=mlp", "federation.rounds=1", "training.epochs=1")
 LIGHT = ["config.toml", "environment.json", "partition.json", "rounds.jsonl", "summary.json", "timing.jsonl"]
 
 
@@ -112,6 +113,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (rows / "gpu.toml").write_text(GPU)
     (rows / "seconds.toml").write_text(ELAPSED)
     return tmp_path
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """PyTorch computes in two threads here, as it would on a machine with two cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -141,6 +151,12 @@ class TestACell:
         assert run.summary == summary
         assert heard == [1, 2, 3]
         assert run.environment[0]["threads"] == 1
+
+    def test_takes_one_thread_on_a_cpu_even_if_its_row_is_for_a_gpu(self, two_threads: None) -> None:
+        # Two processes with two threads each on two cores are twenty times as slow.
+        row = find_rows((Path("rows"),))["gpu"]
+        reproduce.run_cell(row, 0, Path("results"), device="cpu", settings=SMALL)
+        assert read_run("results/gpu/seed-0").environment[0]["threads"] == 1
 
     def test_that_is_finished_is_not_computed_again(self, row: Row) -> None:
         first = reproduce.run_cell(row, 0, Path("results"))
@@ -191,14 +207,9 @@ class TestACell:
         reproduce.run_cell(row, 0, Path("results"), keep=True)
         assert set(reproduce.MODELS) <= {path.name for path in Path("results/tiny-tfedavg/seed-0").iterdir()}
 
-    def test_leaves_the_number_of_threads_as_it_was(self, row: Row) -> None:
-        before = torch.get_num_threads()
-        torch.set_num_threads(2)
-        try:
-            reproduce.run_cell(row, 0, Path("results"))
-            assert torch.get_num_threads() == 2
-        finally:
-            torch.set_num_threads(before)
+    def test_leaves_the_number_of_threads_as_it_was(self, row: Row, two_threads: None) -> None:
+        reproduce.run_cell(row, 0, Path("results"))
+        assert torch.get_num_threads() == 2
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
     def test_for_a_gpu_that_is_not_there_says_what_can_be_done(self) -> None:
