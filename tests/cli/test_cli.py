@@ -111,9 +111,13 @@ class TestRun:
             (["--jobs", "2"], "--jobs 2: is for several seeds"),
             (["--jobs", "2", "--seeds", "2", "--workers", "2"], "--jobs 2 and --workers"),
             (["--jobs", "2", "--seeds", "2", "--overwrite"], "--jobs 2 and --overwrite"),
+            (["--jobs", "2", "--seeds", "2", "--device", "cuda"], "start NVIDIA's MPS first"),
         ],
     )
-    def test_jobs_that_make_no_sense_are_refused(self, arguments: list[str], sentence: str) -> None:
+    def test_jobs_that_make_no_sense_are_refused(
+        self, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "nowhere")
         result = call("run", *SMALL, *arguments)
         assert result.exit_code == 2
         assert sentence in " ".join(result.stderr.split())

@@ -1,15 +1,27 @@
-"""Ctrl-C while one waits for other processes: heard, and at a moment when nothing stays locked."""
+"""Trials in several processes: where they may share a device, and Ctrl-C while one waits for them."""
 
 from __future__ import annotations
 
 import os
 import signal
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
 from threading import Thread, Timer
 
 import pytest
 
-from ternfed.sweep.side_by_side import _interrupted_afterwards
+from ternfed.sweep.side_by_side import _interrupted_afterwards, may_share
+
+
+class TestADeviceIsShared:
+    def test_if_it_is_the_cpu(self) -> None:
+        assert may_share("cpu")
+
+    def test_if_it_is_a_gpu_where_mps_listens(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+        assert not may_share("cuda:0")
+        (tmp_path / "control").touch()
+        assert may_share("cuda:0")
 
 
 def test_ctrl_c_is_heard_when_the_wait_has_ended() -> None:

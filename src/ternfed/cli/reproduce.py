@@ -42,7 +42,9 @@ def reproduce(
     data: DataDir = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:K; else each row's own.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds; else as many as each row says.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="So many runs side by side on the CPU, one thread each.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="So many runs side by side: on the CPU, or on a GPU where MPS runs.")
+    ] = 1,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="key=value in place of the rows' own; needs an --out of its own.")
     ] = None,

@@ -83,7 +83,9 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Every random draw follows from it.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="So many seeds side by side on the CPU, one thread each.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="So many seeds side by side: on the CPU, or on a GPU where MPS runs.")
+    ] = 1,
     settings: Settings = None,
     allow: Allow = None,
     device: Device = "cpu",
@@ -246,11 +248,18 @@ NOT_WITH_JOBS = {
 
 def _check_jobs(flags: Mapping[str, Any], has_ranks: bool) -> None:
     """Refuse what does not go with `--jobs`, before anything runs."""
+    from ternfed.sweep.side_by_side import may_share
+
     named = f"--jobs {flags['jobs']}"
     if flags["seeds"] == 1:
         raise ValueError(f"{named}: is for several seeds (--seeds); --workers spreads the clients of one run")
-    if flags["device"] != "cpu" or has_ranks:
-        raise ValueError(f"{named}: runs side by side are for one machine's CPU; leave it out")
+    if has_ranks:
+        raise ValueError(f"{named}: runs side by side are for one machine; leave it out")
+    if not may_share(flags["device"]):
+        raise ValueError(
+            f"{named}: on a GPU several runs only take turns; start NVIDIA's MPS first (nvidia-cuda-mps-control -d), "
+            "or leave it out"
+        )
     for option, instead in NOT_WITH_JOBS.items():
         if flags[option]:
             raise ValueError(f"{named} and --{option.replace('_', '-')}: {instead}")

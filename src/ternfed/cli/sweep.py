@@ -32,7 +32,9 @@ def add_to(app: typer.Typer, panel: str) -> None:
 def sweep(
     file: Annotated[Path, typer.Argument(help="An experiment as TOML with a table [sweep].")],
     out: Annotated[Path | None, typer.Option(help="Where the trials go: OUT/POINT/seed-K; else sweeps/FILE.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="So many trials side by side on the CPU, one thread each.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="So many trials side by side: on the CPU, or on a GPU where MPS runs.")
+    ] = 1,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds per point; else as the file says.")] = None,
     settings: Settings = None,
     allow: Allow = None,

@@ -27,7 +27,7 @@ def run_trials(
     *,
     keep: bool = False,
 ) -> dict[str, str]:
-    """Run them, so many at a time on the CPU, with their progress on a board; by name, what stopped those that failed.
+    """Run them, so many at a time, with their progress on a board; by name, what stopped those that failed.
 
     `ended` hears of each when it is over.
     """
@@ -45,11 +45,11 @@ def run_trials(
 def _outcomes(
     trials: Sequence[Trial], jobs: int, data: DataSets, board: Board, keep: bool
 ) -> Generator[tuple[Trial, Table | Exception]]:
-    """Those on the CPU side by side, then those that want a GPU to themselves."""
-    from ternfed.sweep.side_by_side import run_side_by_side
+    """Those that may share what they compute on side by side, then those that want a GPU to themselves."""
+    from ternfed.sweep.side_by_side import may_share, run_side_by_side
     from ternfed.sweep.trial import run_trial
 
-    many = [trial for trial in trials if jobs > 1 and trial.device == "cpu"]
+    many = [trial for trial in trials if jobs > 1 and may_share(trial.device)]
     if many:
         yield from run_side_by_side(many, jobs, data.folder, board.tell, keep=keep)
     for trial in trials:
