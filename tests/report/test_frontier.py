@@ -28,7 +28,7 @@ from ternfed.paper.rows import Reproduce, Row
 from ternfed.report.frontier import frontier
 from ternfed.report.frontier_tables import exchange_seconds, megabytes
 from ternfed.report.labels import setting_label
-from ternfed.report.rivals import headline, rivals
+from ternfed.report.rivals import choice, headline, rivals
 from ternfed.report.style import drawing
 from ternfed.report.tables import NONE, Sheet
 from ternfed.report.write import write_report
@@ -470,6 +470,28 @@ class TestRivals:
         sheet = headline(collect([results], {**rows, **made}).groups)
         assert sheet is not None
         assert {line[5:] for line in sheet.rows} == {("EDEN: 95.20 (1 seed; FedAvg's 95.50), 1/5", NONE)}
+
+
+class TestChoice:
+    def test_it_names_the_cheapest_point_for_what_may_be_lost(self, results: Path, rows: dict[str, Row]) -> None:
+        """FedAvg at its best rate has 96; the network with ternary inner layers 95.8, the wholly ternary one 90."""
+        made = {"stc": row("stc", {"algorithm": {"name": "stc"}})}
+        run(results / "stc", made["stc"], (0.5, 0.6, 0.942), MB // 2)
+        sheet = choice(collect([results], {**rows, **made}).groups)
+        assert sheet is not None
+        (line,) = sheet.rows
+        assert line[1] == "T-FedAvg, inner layers: -0.20 (1 seed), 1/10"
+        assert line[2:4] == ("the same", "STC: -1.80 (1 seed), 1/20")
+        assert line[4] == "the same"
+
+    def test_where_nothing_else_is_near_enough_it_is_fedavg(self, results: Path, rows: dict[str, Row]) -> None:
+        few = {name: rows[name] for name in ("tuned", "own")}
+        sheet = choice(collect([results], few).groups)
+        assert sheet is not None
+        assert {text.split(":")[0] for text in sheet.rows[0][1:]} == {"FedAvg, tuned", "the same"}
+
+    def test_without_a_comparison_there_is_no_table(self) -> None:
+        assert choice([]) is None
 
 
 def test_seconds_of_messages_are_those_of_their_phases(tmp_path: Path) -> None:

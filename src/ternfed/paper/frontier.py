@@ -203,6 +203,13 @@ def matches(contest: Contest, algorithm: str = "tfedavg") -> list[Match]:
     return [Match(point, rival(point)) for point in own]
 
 
+def cheapest_within(contest: Contest, loss: float) -> Point | None:
+    """The point with the fewest bytes that is at most so many points less accurate than FedAvg in float32."""
+    floats = contest.floats
+    told = (point for point in contest.points if point.group.measure.percent and math.isfinite(point.goodness))
+    return None if floats is None else next((point for point in told if lead(point, floats) >= -loss), None)
+
+
 def protocol_of(group: Group) -> str | None:
     """Whose way of setting up an experiment it is; None: the user's own."""
     data, clients = group.settings["data"], group.setting("federation", "clients")

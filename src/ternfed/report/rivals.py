@@ -1,11 +1,14 @@
-"""T-FedAvg beside FedAvg at its best rate and its strongest rivals, in each comparison: in short, and in full."""
+"""T-FedAvg beside FedAvg at its best rate and its strongest rivals, in each comparison: in short, and in full.
+
+And who is cheapest, whoever it is, where so much accuracy may be lost.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from ternfed.paper.frontier import NEAR, Contest, Point, contests, lead, matches
+from ternfed.paper.frontier import NEAR, Contest, Point, cheapest_within, contests, lead, matches
 from ternfed.paper.groups import Group, difference
 from ternfed.report.accuracy import accuracy_text, score_heading, seeds_text
 from ternfed.report.frontier_tables import megabytes
@@ -17,6 +20,8 @@ STRONG = 0.5
 RIVALS = 2
 ENOUGH = 3
 """Seeds; a row with fewer says so."""
+LOSSES = (0.5, 1, 2, 5)
+"""Points below FedAvg that a reader may be ready to give up."""
 _WHO = (
     "Rivals: of all other algorithms but FedAvg the point with the fewest bytes that is as accurate as T-FedAvg's (at "
     f"most {NEAR:g} points less), over the seeds that both have. Then of each other algorithm the point with the "
@@ -52,6 +57,31 @@ def headline(groups: Sequence[Group]) -> Sheet | None:
         f"part of what FedAvg in float32 sent; of a rival behind its accuracy. {_WHO}",
     )
     return Sheet("headline", "In short", headings, tuple(rows), texts=2, notes=notes)
+
+
+def choice(groups: Sequence[Group]) -> Sheet | None:
+    """One row for each comparison of accuracies: whom to take, by how much accuracy may be lost; None without any."""
+    fought = [(contest, contest.floats) for contest in contests(groups) if contest.floats is not None]
+    rows = [_chosen(contest, floats) for contest, floats in fought if floats.group.measure.percent]
+    if not rows:
+        return None
+    headings = ("data", *(f"at most {loss:g} point{'s' * (loss != 1)} below FedAvg" for loss in LOSSES))
+    notes = (
+        "Of each comparison the point with the fewest bytes, up and down, whose test accuracy after the last round is "
+        "at most so many points below that of FedAvg in float32 at its best rate; behind it the difference, over the "
+        "seeds that both have, and its bytes as a part of FedAvg's.",
+    )
+    return Sheet("choice", "Whom to take", headings, tuple(rows), texts=1 + len(LOSSES), notes=notes)
+
+
+def _chosen(contest: Contest, floats: Point) -> tuple[str, ...]:
+    names, told = _names(contest), []
+    for loss in LOSSES:
+        point = cheapest_within(contest, loss) or floats
+        told.append(f"{names[id(point)]}: {lead(point, floats):+.2f}{_few_seeds(point)}, {_share(point, floats)}")
+    return comparison_of(floats.group).text(), *(
+        "the same" if place and text == told[place - 1] else text for place, text in enumerate(told)
+    )
 
 
 def _short(contest: Contest, floats: Point) -> list[tuple[str, ...]]:
@@ -96,9 +126,12 @@ def _rival_result(point: Point, floats: Point) -> str:
 
 
 def _with_seeds(point: Point) -> str:
+    return accuracy_text(point.group) + _few_seeds(point)
+
+
+def _few_seeds(point: Point) -> str:
     seeds = point.score.count
-    few = "" if seeds >= ENOUGH else " (1 seed)" if seeds == 1 else f" ({seeds} seeds)"
-    return accuracy_text(point.group) + few
+    return "" if seeds >= ENOUGH else " (1 seed)" if seeds == 1 else f" ({seeds} seeds)"
 
 
 def beside(contest: Contest, own: Point, floats: Point) -> list[Point]:

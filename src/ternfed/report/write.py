@@ -15,7 +15,7 @@ from ternfed.report.chapter import Chapter
 from ternfed.report.controls import controls
 from ternfed.report.frontier import frontier
 from ternfed.report.page import page
-from ternfed.report.rivals import headline, rivals
+from ternfed.report.rivals import choice, headline, rivals
 from ternfed.report.shakespeare import shakespeare
 from ternfed.report.style import NARROW, Picture, drawing
 from ternfed.report.tables import Sheet, into_page
@@ -109,6 +109,7 @@ def all_sheets(collected: Collected) -> dict[str, Sheet | None]:
         "summary": accuracy.summary(groups),
         "headline": headline(groups),
         "rivals": rivals(groups),
+        "choice": choice(groups),
         "controls": controls(groups),
         "targets": targets(groups),
         "centralized": accuracy.centralized(groups),
