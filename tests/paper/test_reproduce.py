@@ -299,6 +299,28 @@ class TestTheCommand:
         assert first["accuracy"] == 100 * (read_run("results/tiny-fedavg/seed-0").summary or {})["accuracy"]
         assert not Path("results/tiny-fedavg/seed-1").exists()
 
+    def test_one_seed_is_named_as_its_folder_is(self) -> None:
+        assert call("tiny-*/seed-5", "tiny-fedavg/seed-1").exit_code == 0
+        found = sorted(str(path.parent) for path in Path("results").glob("*/*/summary.json"))
+        assert found == [
+            f"results/{cell}" for cell in ("tiny-fedavg/seed-1", "tiny-fedavg/seed-5", "tiny-tfedavg/seed-5")
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [
+            ("tiny-fedavg/seed-", "tiny-fedavg/seed-: a whole number of at least 0 must follow /seed-"),
+            ("tiny-fedavg/seed--1", "a whole number of at least 0"),
+            ("tiny-fedavg/seeds-1", "no row, table or figure has this name"),
+            ("seconds/seed-0", "seconds/seed-0: seconds measures seconds, and has no seeds"),
+        ],
+    )
+    def test_a_seed_that_is_none_is_refused(self, name: str, sentence: str) -> None:
+        result = call(name)
+        assert result.exit_code == 2
+        assert sentence in " ".join(result.stderr.split())
+        assert not Path("results").exists()
+
     def test_list_shows_how_far_each_row_is_and_runs_nothing(self) -> None:
         empty = call("--list")
         assert empty.exit_code == 0

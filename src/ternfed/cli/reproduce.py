@@ -32,7 +32,8 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Rows, patterns (mnist-*), tables or figures (iid), or all.", autocompletion=one_of(row_names)
+            help="Rows, patterns (mnist-*), tables or figures (iid), or all; NAME/seed-2 is one seed.",
+            autocompletion=one_of(row_names),
         ),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show the rows and how far they are; run nothing.")] = False,
@@ -62,14 +63,15 @@ def reproduce(
         known = find_rows(PLACES if rows is None else (rows,), allow or ())
         if not names and not listing:
             raise ValueError("name a row, a pattern, a table or figure, or all; --list shows them")
-        chosen, given = choose_rows(known, names or ["all"]), tuple(settings or ())
+        asked, given = names or ["all"], tuple(settings or ())
+        chosen = choose_rows(known, [library.row_and_seed(name)[0] for name in asked])
         if given and out.resolve() == RESULTS.resolve():
             raise ValueError(
                 "--set: rows with other settings would be taken for the rows; name another folder by --out"
             )
         failed: dict[str, str] = {}
         if not listing:
-            cells, sets = library.cells_of(chosen, out, seeds, given), library.DataSets(data)
+            cells, sets = library.choose_cells(known, asked, out, seeds, given), library.DataSets(data)
             left = list(_left(cells, device, again, sets))
             failed = _run(left, len(cells), jobs, sets, device, keep_models, quiet=as_json)
         tallies = [library.tally(row, out, seeds, given) for row in chosen]

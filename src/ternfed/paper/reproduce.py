@@ -14,11 +14,11 @@ from typing import Literal
 
 import torch
 
-from ternfed.experiment.experiment import Experiment
+from ternfed.experiment.experiment import Experiment, ExperimentError
 from ternfed.experiment.settings import Table
 from ternfed.paper import elapsed
 from ternfed.paper.numbers import ALGORITHMS
-from ternfed.paper.rows import Row
+from ternfed.paper.rows import Row, choose_rows
 from ternfed.runs.folder import read_run
 from ternfed.sweep.trial import MODELS as MODELS
 from ternfed.sweep.trial import DataSets as DataSets
@@ -109,6 +109,32 @@ def cells_of(rows: Sequence[Row], results: Path, seeds: int | None = None, setti
         for row in rows
         for seed in range(1 if row.about.kind == "elapsed" else seeds or row.about.seeds)
     ]
+
+
+def choose_cells(
+    rows: dict[str, Row], names: Sequence[str], results: Path, seeds: int | None = None, settings: Sequence[str] = ()
+) -> list[Cell]:
+    """The cells that are named: all seeds of a row, a pattern, a table or a figure; one seed by NAME/seed-K."""
+    chosen: dict[str, Cell] = {}
+    for name in names:
+        named, seed = row_and_seed(name)
+        own = choose_rows(rows, [named])
+        if seed is None:
+            found = cells_of(own, results, seeds, settings)
+        else:
+            found = [Cell(row, seed, results, tuple(settings)) for row in own if row.about.kind == "run"]
+            if not found:
+                raise ExperimentError(f"{name}: {named} measures seconds, and has no seeds")
+        chosen |= {cell.name: cell for cell in found}
+    return list(chosen.values())
+
+
+def row_and_seed(name: str) -> tuple[str, int | None]:
+    """`NAME/seed-2` is seed 2 of a row; without a seed all of them are meant."""
+    row, said, seed = name.partition("/seed-")
+    if said and not (seed.isascii() and seed.isdigit()):
+        raise ExperimentError(f"{name}: a whole number of at least 0 must follow /seed-")
+    return row, int(seed) if said else None
 
 
 def run_cell(
