@@ -122,6 +122,20 @@ class TestTheRestOnAGrid:
                 torch.testing.assert_close(judged[-1][name], variances)
                 assert number < 3 or torch.equal(server.weights[name], before[name])
 
+    @pytest.mark.parametrize("of", [tfedavg, fedpaq, eden, stc], ids=lambda of: of.ABOUT.label)
+    def test_statistics_are_counted_for_the_weights_that_clients_will_have(self, of: ModuleType) -> None:
+        """Not for those that only the server knows: with coarse steps they belong to another network."""
+        network = Network.of(resnet18(width=4))
+        finest = {} if of is stc else {"finest_bits": 3}
+        made = of.algorithm(network, TRAINING, of.Settings(**finest, statistics="best"))
+        counted = []
+        helpers = Helpers(judge=lambda weights: 0.0, statistics=lambda weights: counted.append({**weights}) or weights)
+        server = made.open(network.weights())
+        source = torch.Generator().manual_seed(0)
+        change = {n: 0.1 * torch.randn(server.weights[n].shape, generator=source) for n in network.floats}
+        server = made.update(server, Uploads(change, {}, 5, 0), helpers)
+        assert all(torch.equal(counted[0][name], server.weights[name]) for name in network.ternary)
+
     def test_the_server_keeps_what_rounding_a_broadcast_lost(self) -> None:
         network = small_mlp()
         made = tfedavg.algorithm(network, TRAINING, SMALL)

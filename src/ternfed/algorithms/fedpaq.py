@@ -10,6 +10,7 @@ Beyond the paper, broadcasts are small too: the model is rounded to nearest, and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ from ternfed.algorithms.fedavg import receive
 from ternfed.algorithms.network import OneByOne
 from ternfed.algorithms.rest import FINEST, added, bits_of, changes, check_finest, rounded
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
+from ternfed.quantize.grid import Grid
 from ternfed.wire import Message, dense
 
 ABOUT = About("FedPAQ", trains_ternary=False)
@@ -72,18 +74,30 @@ class ServerMemory:
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """FedPAQ for a network: every float tensor is on a grid, whole numbers travel as they are."""
     floats = network.floats
+    found = tuple(name for name in floats if name in network.buffers)
+    learned = tuple(name for name in floats if name not in found)
     up_bits, down_bits = (bits_of(floats, network, bits) for bits in (settings.bits_up, settings.bits_down))
     first_bits = down_bits if settings.first_bits is None else bits_of(floats, network, settings.first_bits)
 
-    def server_with(model: Weights, before: Weights) -> Server:
+    def server_with(model: Weights, before: Weights, helpers: Helpers | None = None) -> Server:
         """The server with this model, whose clients have had another one before."""
         if settings.bits_down is None:
-            return Server(model, memory=ServerMemory())
-        own = {name: model[name] for name in floats}
+            return Server(with_own_statistics(model, helpers), memory=ServerMemory())
         given = {name: before[name] for name in floats if name in before}
-        sent = rounded(own, given, down_bits if given else first_bits, settings.finest_bits)
-        shown = {**model, **{name: value.dense() for name, value in sent.items()}}
-        return Server(shown, {**sent}, ServerMemory(own))
+        bits = down_bits if given else first_bits
+
+        def on_air(names: Iterable[str], weights: Weights) -> dict[str, Grid]:
+            return rounded({name: weights[name] for name in names}, given, bits, settings.finest_bits)
+
+        # Statistics belong to the weights that clients will have, not to those that only the server knows.
+        sent = on_air(learned, model)
+        shown = with_own_statistics({**model, **{name: value.dense() for name, value in sent.items()}}, helpers)
+        sent |= on_air(found, shown)
+        own = {name: model[name] if name in learned else shown[name] for name in floats}
+        return Server({**shown, **{name: sent[name].dense() for name in found}}, {**sent}, ServerMemory(own))
+
+    def with_own_statistics(model: Weights, helpers: Helpers | None) -> Weights:
+        return model if helpers is None else with_statistics(model, network, settings.statistics, helpers)
 
     def broadcast(server: Server) -> Message:
         return Message({**network.without_counters(server.weights), **server.sent}, {})
@@ -99,8 +113,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     def update(server: Server, uploads: Uploads, helpers: Helpers) -> Server:
         if not uploads.average:
             return server
-        model = moved_by(uploads.average, server)
-        return server_with(with_statistics(model, network, settings.statistics, helpers), server.weights)
+        return server_with(moved_by(uploads.average, server), server.weights, helpers)
 
     def moved_by(average: Weights, server: Server) -> Weights:
         """The server's own model after the mean change of the clients'."""
