@@ -108,7 +108,7 @@ class TestServer:
     @pytest.mark.parametrize("bits_up", [2, None])
     def test_it_keeps_what_rounding_a_broadcast_lost(self, bits_up: int | None) -> None:
         network = small_mlp()
-        made = fedpaq.algorithm(network, Training(), Settings(bits_up=bits_up))
+        made = fedpaq.algorithm(network, Training(), Settings(bits_up=bits_up, finest_bits=24))
         server = made.open(network.weights())
         # Nobody moved: clients that send models send the one that was broadcast.
         nothing = {name: torch.zeros_like(t) if bits_up else t for name, t in server.weights.items()}

@@ -32,13 +32,18 @@ NO_HELP = Helpers(judge=lambda weights: 0.0, statistics=lambda weights: weights)
 NUMBERS = {"round": 1.0, "samples": 10.0, "loss": 1.0}
 NAMES = ["stc", "topk", "signsgd_ef"]
 
-MAKE: Mapping[str, Callable[[Network], Algorithm]] = {
-    "stc": lambda network: stc.algorithm(network, TRAINING, stc.Settings(sparsity_up=0.1, sparsity_down=0.2)),
-    "topk": lambda network: topk.algorithm(network, TRAINING, topk.Settings(share_up=0.1, share_down=0.2)),
-    "signsgd_ef": lambda network: signsgd_ef.algorithm(network, TRAINING, signsgd_ef.Settings()),
+SETTINGS: Mapping[str, Any] = {
+    "stc": stc.Settings(sparsity_up=0.1, sparsity_down=0.2, finest_bits=16),
+    "topk": topk.Settings(share_up=0.1, share_down=0.2, finest_bits=16),
+    "signsgd_ef": signsgd_ef.Settings(finest_bits=16),
 }
+MODULES = {"stc": stc, "topk": topk, "signsgd_ef": signsgd_ef}
 
 every = pytest.mark.parametrize("name", NAMES)
+
+
+def make(name: str, network: Network, **settings: Any) -> Algorithm:
+    return MODULES[name].algorithm(network, TRAINING, replace(SETTINGS[name], **settings))
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +134,7 @@ class TestNothingIsLost:
     def test_a_client_sends_later_what_it_left_out(self, name: str, build: Callable[[], Network]) -> None:
         """Over the rounds, sent and left-out parts add up to everything the client learned."""
         network = build()
-        made = MAKE[name](network)
+        made = make(name, network)
         received = made.broadcast(made.open(network.weights()))
         memory, sent, learned = made.client_memory(), {}, {}
         for round in range(5):
@@ -147,7 +152,7 @@ class TestNothingIsLost:
     @every
     def test_the_server_broadcasts_later_what_it_left_out(self, name: str) -> None:
         network = plain()
-        made = MAKE[name](network)
+        made = make(name, network)
         server = opened = made.open(network.weights())
         total = {n: torch.zeros_like(tensor) for n, tensor in opened.weights.items()}
         for round in range(5):
@@ -166,14 +171,14 @@ class TestNothingIsLost:
     @every
     def test_a_round_without_uploads_changes_nothing(self, name: str) -> None:
         network = plain()
-        made = MAKE[name](network)
+        made = make(name, network)
         server = made.update(made.open(network.weights()), updates(network, 1), NO_HELP)
         assert made.update(server, Uploads({}, {}, 0, 2), NO_HELP) is server
 
     @every
     def test_training_that_ended_in_nan_is_not_sent(self, name: str) -> None:
         network = plain()
-        made = MAKE[name](network)
+        made = make(name, network)
         received = made.broadcast(made.open(network.weights()))
         local, memory = made.start(received, made.client_memory(), CLIENT)
         broken = {**local.weights, "0.bias": torch.full((50,), math.nan)}
@@ -200,7 +205,7 @@ class TestBroadcasts:
         self, name: str, build: Callable[[], Network]
     ) -> None:
         network = build()
-        made = MAKE[name](network)
+        made = make(name, network)
         servers = self.played(made, network, 4)
         last, sizes = servers[-1], []
         for held in (None, *servers[:-1]):
@@ -217,7 +222,7 @@ class TestBroadcasts:
     @every
     def test_what_does_not_change_keeps_its_value_while_steps_become_finer(self, name: str) -> None:
         network = plain()
-        servers = self.played(MAKE[name](network), network, 4)
+        servers = self.played(make(name, network), network, 4)
         for before, after in pairwise(servers):
             for n, value in after.sent.items():
                 old = before.sent[n]
@@ -230,7 +235,7 @@ class TestBroadcasts:
 
     def test_steps_do_not_become_finer_than_float32_can_tell(self) -> None:
         network = plain()
-        made = MAKE["stc"](network)
+        made = make("stc", network)
         server = made.open(network.weights())
         for _ in range(3):
             tiny = {n: torch.full_like(tensor, 1e-20) for n, tensor in network.weights().items()}
@@ -238,6 +243,31 @@ class TestBroadcasts:
         for value in server.sent.values():
             assert isinstance(value, Grid)
             assert int(value.codes.abs().max()) < 2**16
+
+    @every
+    @pytest.mark.parametrize("finest", [3, 4, 6])
+    def test_no_code_has_more_bits_than_the_finest_step_allows(self, name: str, finest: int) -> None:
+        """Also where weights grow: what then needs a coarser step gets one."""
+        network = plain()
+        made = make(name, network, finest_bits=finest)
+        server = made.open(network.weights())
+        for round in range(6):
+            server = made.update(server, updates(network, round), NO_HELP)
+            for value in server.sent.values():
+                assert isinstance(value, Grid)
+                assert int(value.codes.abs().max()) < 2 ** (finest - 1)
+
+    @every
+    def test_what_coarse_steps_lose_comes_later(self, name: str) -> None:
+        """Changes of half a step and less do not show at once; over some rounds they add up."""
+        network = plain()
+        made = make(name, network, finest_bits=4)
+        server = opened = made.open(network.weights())
+        little = {n: torch.full_like(tensor, 0.004) for n, tensor in opened.weights.items()}
+        for _ in range(50):
+            server = made.update(server, Uploads(little, {}, 1, 0), NO_HELP)
+        for n in network.parameters:
+            assert float((server.weights[n] - opened.weights[n]).mean()) == pytest.approx(50 * 0.004, rel=0.2)
 
     def test_the_paper_preset_has_the_papers_sparsity(self) -> None:
         paper = stc.PRESETS["paper"]
@@ -248,7 +278,7 @@ class TestBatchNorm:
     @every
     def test_its_parameters_and_statistics_are_sent_whole_on_a_grid(self, name: str) -> None:
         network = with_batchnorm()
-        made = MAKE[name](network)
+        made = make(name, network)
         received = made.broadcast(made.open(network.weights()))
         local, memory = made.start(received, made.client_memory(), CLIENT)
         one = {n: tensor + 1 for n, tensor in local.weights.items()}
@@ -322,3 +352,6 @@ def test_an_impossible_share_is_refused(settings: Callable[..., Any], key: str, 
 def test_impossible_bits_are_refused(bits: int) -> None:
     with pytest.raises(ValueError, match=f"value_bits = {bits}: 2 to 16 is allowed, or none"):
         topk.Settings(value_bits=bits)
+    for module in MODULES.values():
+        with pytest.raises(ValueError, match=f"finest_bits = {bits}: 2 to 24 is allowed"):
+            module.Settings(finest_bits=bits)

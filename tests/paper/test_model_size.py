@@ -31,10 +31,10 @@ def test_a_model_of_floats_has_four_bytes_for_every_number(tmp_path: Path) -> No
     assert model_size(group) == (4 * (64 * 20 + 20 * 10),) * 2  # it has no biases
 
 
-@pytest.mark.parametrize("algorithm", ["fedpaq", "eden", "tfedavg"])
+@pytest.mark.parametrize("algorithm", ["fedpaq", "eden", "fedbat", "stc", "tfedavg"])
 def test_numbers_that_broadcasts_round_take_as_many_bits_as_they_have(tmp_path: Path, algorithm: str) -> None:
-    rounding = "algorithm.rest_bits_down=3" if algorithm == "tfedavg" else "algorithm.bits_down=3"
-    settings = (f"algorithm.name={algorithm}", rounding, "algorithm.finest_bits=4", "model.hidden=[200]")
+    rounding = {"tfedavg": ["algorithm.rest_bits_down=3"], "stc": []}.get(algorithm, ["algorithm.bits_down=3"])
+    settings = (f"algorithm.name={algorithm}", *rounding, "algorithm.finest_bits=4", "model.hidden=[200]")
     folder = real_run(tmp_path / "run", *settings, *(['model.ternary=["linear2"]'] if algorithm == "tfedavg" else []))
     (group,) = collect([folder]).groups
     size = model_size(group)

@@ -28,7 +28,7 @@ from ternfed.algorithms import fedpaq
 from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training
 from ternfed.algorithms.feedback import ClientMemory
 from ternfed.algorithms.network import dense_weights
-from ternfed.algorithms.rest import FINEST, bits_of, changes
+from ternfed.algorithms.rest import FINEST, USUAL, bits_of, changes
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.grid import Grid
 from ternfed.quantize.rotation import (
@@ -43,7 +43,7 @@ from ternfed.quantize.rotation import (
 )
 from ternfed.wire import Kind, Message, Schema, Slot, Value, WrongValue, dense
 
-ABOUT = About("EDEN", trains_ternary=False)
+ABOUT = About("EDEN", trains_ternary=False, before={"finest_bits": FINEST})
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Settings:
     """Of each number that is not rotated: its change, rounded at random."""
     bits_down: int | None = 4
     """Of each number of a broadcast: its change since the last one, rounded to nearest. "none": floats."""
-    finest_bits: int = FINEST
+    finest_bits: int = USUAL
     """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
     first_bits: int | None = None
     """And in the first broadcast: of the number itself; none: as many."""

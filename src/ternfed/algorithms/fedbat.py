@@ -22,12 +22,12 @@ from ternfed.algorithms import fedpaq
 from ternfed.algorithms.algorithm import UP, About, Algorithm, Client, Local, Network, Training, Weights
 from ternfed.algorithms.fedavg import receive
 from ternfed.algorithms.network import dense_weights
-from ternfed.algorithms.rest import bits_of, changes
+from ternfed.algorithms.rest import FINEST, USUAL, bits_of, changes
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Message, Value
 
-ABOUT = About("FedBAT", trains_ternary=False, sends_trits=True)
+ABOUT = About("FedBAT", trains_ternary=False, sends_trits=True, before={"finest_bits": FINEST})
 
 SMALLEST, LARGEST = 5e-4, 5e-2
 """The limits of α."""
@@ -45,6 +45,8 @@ class Settings:
     """Of each number that is not binarized: its change, rounded at random."""
     bits_down: int | None = 4
     """Of each number of a broadcast: its change since the last one, rounded to nearest. "none": floats."""
+    finest_bits: int = USUAL
+    """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
     statistics: Statistics = Statistics.AVERAGE
 
     def __post_init__(self) -> None:
@@ -54,7 +56,7 @@ class Settings:
             raise ValueError(f"rho = {self.rho}: at least 0 is needed")
         if not 1 <= self.rest_bits_up <= 8:
             raise ValueError(f"rest_bits_up = {self.rest_bits_up}: 1 to 8 is allowed")
-        fedpaq.Settings(bits_down=self.bits_down)
+        fedpaq.Settings(bits_down=self.bits_down, finest_bits=self.finest_bits)
 
 
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
@@ -62,7 +64,12 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
     base = fedpaq.algorithm(
         network,
         training,
-        fedpaq.Settings(settings.rest_bits_up, settings.bits_down, statistics=settings.statistics),
+        fedpaq.Settings(
+            settings.rest_bits_up,
+            settings.bits_down,
+            statistics=settings.statistics,
+            finest_bits=settings.finest_bits,
+        ),
     )
     shapes = {name: tensor.shape for name, tensor in network.weights().items()}
     binary = tuple(name for name in network.parameters if name in network.floats and len(shapes[name]) > 1)

@@ -32,12 +32,12 @@ from ternfed.algorithms.algorithm import (
 )
 from ternfed.algorithms.fedavg import receive
 from ternfed.algorithms.network import OneByOne
-from ternfed.algorithms.rest import FINEST, added, bits_of, changes, check_finest, rounded
+from ternfed.algorithms.rest import FINEST, USUAL, added, bits_of, changes, check_finest, rounded
 from ternfed.algorithms.statistics import Statistics, recounts, with_statistics
 from ternfed.quantize.grid import Grid
 from ternfed.wire import Message, dense
 
-ABOUT = About("FedPAQ", trains_ternary=False)
+ABOUT = About("FedPAQ", trains_ternary=False, before={"finest_bits": FINEST})
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Settings:
     first_bits: int | None = None
     """And in the first broadcast: of the number itself; none: as many."""
     statistics: Statistics = Statistics.AVERAGE
-    finest_bits: int = FINEST
+    finest_bits: int = USUAL
     """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
 
     def __post_init__(self) -> None:

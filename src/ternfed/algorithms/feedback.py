@@ -4,9 +4,10 @@ A client adds to its update what its earlier ones left out, sends the compressed
 does the same with the mean of the uploads: it remembers the model it would have if nothing were left out, and each
 broadcast moves the clients' model by the compressed difference.
 
-The clients' model lies on grids whose steps only ever become finer. So a broadcast is the whole model, coded given the
-newest one that its receiver holds: to whoever holds the last one it costs the compressed update, to whoever missed
-some rounds the sum of the updates of these, and nobody needs float32.
+The clients' model lies on grids whose steps become finer, and coarser only where they are finer than allowed; what
+rounding loses is left out like the rest, and comes later. So a broadcast is the whole model, coded given the newest one
+that its receiver holds: to whoever holds the last one it costs the compressed update, to whoever missed some rounds the
+sum of the updates of these, and nobody needs float32.
 
 BatchNorm's few parameters and statistics are not part of the compressed update: they travel on grids of their own
 (`rest.py`), all of them in every round.
@@ -34,9 +35,9 @@ Compress = Callable[[Weights], Mapping[str, Value]]
 """An update ─▶ what is sent of it."""
 
 FIRST_BITS = 6
-"""Of each weight in the first broadcast, the model before training."""
-FINEST_BITS = 16
-"""No step becomes finer than codes of so many bits need."""
+"""Of each weight in the first broadcast, the model before training, unless no step may be so fine."""
+FINEST_BEFORE = 16
+"""What `finest_bits` was before it could be set."""
 REST_BITS = 3
 """Of each change of BatchNorm's parameters, in both directions; its statistics have more (`rest.py`)."""
 
@@ -69,6 +70,8 @@ class Ways:
     down: Compress
     bits_down: int
     """The server's update is rounded to codes of about so many bits where the clients' model needs finer steps."""
+    finest_bits: int
+    """No step of a broadcast is finer than this: the largest number of a tensor has at most so many bits."""
 
 
 def with_feedback(name: str, network: Network, training: Training, ways: Ways, statistics: Statistics) -> Algorithm:
@@ -76,7 +79,8 @@ def with_feedback(name: str, network: Network, training: Training, ways: Ways, s
     norm = _batchnorm(network)
     names = tuple(n for n in network.parameters if n not in norm)
     rest = tuple(n for n in network.floats if n not in names)
-    rest_bits, first_bits = (bits_of(rest, network, bits) for bits in (REST_BITS, FIRST_BITS))
+    first = min(FIRST_BITS, ways.finest_bits)
+    rest_bits, first_bits = (bits_of(rest, network, bits) for bits in (REST_BITS, first))
 
     def finish(local: Local, received: Message, memory: ClientMemory, client: Client) -> tuple[Message, ClientMemory]:
         before = dense_weights(received)
@@ -91,7 +95,7 @@ def with_feedback(name: str, network: Network, training: Training, ways: Ways, s
         return Message({**sent, **floats, **others}, {}), replace(memory, residual=residual)
 
     def opening(weights: Weights) -> Server:
-        sent = {n: one_step(weights[n], FIRST_BITS) for n in names}
+        sent = {n: one_step(weights[n], first) for n in names}
         sent |= rounded({n: weights[n] for n in rest}, {}, first_bits)
         shown = {**weights, **{n: value.dense() for n, value in sent.items()}}
         # What the weights lose here need not come later: they are random numbers still.
@@ -105,11 +109,11 @@ def with_feedback(name: str, network: Network, training: Training, ways: Ways, s
         average, before = uploads.average, server.weights
         exact = added(memory.model, before, average, network)
         change = ways.down({n: exact[n] - before[n] for n in names})
-        sent = {n: _moved(before[n], dense(change[n]), memory.steps[n], ways.bits_down) for n in names}
+        sent = {n: _moved(before[n], dense(change[n]), memory.steps[n], ways) for n in names}
         shown = {**average, **exact, **{n: value.dense() for n, value in sent.items()}}
         shown = with_statistics(shown, network, statistics, helpers)
         exact |= {n: shown[n] for n in rest}
-        sent |= rounded({n: shown[n] for n in rest}, before, rest_bits)
+        sent |= rounded({n: shown[n] for n in rest}, before, rest_bits, ways.finest_bits)
         shown |= {n: sent[n].dense() for n in rest}
         return Server(shown, sent, ServerMemory(exact, {n: sent[n].exponents for n in names}))
 
@@ -152,13 +156,13 @@ def check_share(key: str, share: float) -> None:
         raise ValueError(f"{key} = {share}: a share above 0, at most 1, is needed")
 
 
-def _moved(before: Tensor, change: Tensor, exponent: Tensor, bits: int) -> Grid:
-    """The clients' model after a change, on a grid that is at least as fine: what does not change costs nothing."""
+def _moved(before: Tensor, change: Tensor, exponent: Tensor, ways: Ways) -> Grid:
+    """The clients' model after a change, on a grid at least as fine as far as it may be: what stays costs nothing."""
     if not change.any():
         return on_grid(before, exponent)
     wanted = before + change
-    needed = torch.maximum(exponents_for(_largest(change), bits), exponents_for(_largest(wanted), FINEST_BITS))
-    return on_grid(wanted, torch.minimum(exponent, needed))
+    finer = torch.minimum(exponent, exponents_for(_largest(change), ways.bits_down))
+    return on_grid(wanted, torch.maximum(finer, exponents_for(_largest(wanted), ways.finest_bits)))
 
 
 def _largest(tensor: Tensor) -> Tensor:

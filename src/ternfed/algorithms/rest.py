@@ -23,7 +23,8 @@ from ternfed.wire import row_slices
 
 FINEST = 24
 """So many bits hold every code: as many as a float32 has."""
-
+USUAL = 6
+"""Of the largest number of a row in a broadcast, unless told: on MNIST finer steps gain nothing (docs/frontier.md)."""
 
 FEW = 1 << 18
 """Numbers of a large tensor that are rounded at a time: what comes about on the way has some forty bytes of each."""

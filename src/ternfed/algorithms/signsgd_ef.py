@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from ternfed.algorithms.algorithm import About, Algorithm, Network, Training, Weights
-from ternfed.algorithms.feedback import Ways, with_feedback
+from ternfed.algorithms.feedback import FINEST_BEFORE, Ways, with_feedback
+from ternfed.algorithms.rest import USUAL, check_finest
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Kind
 
-ABOUT = About("EF-SignSGD", trains_ternary=False, sends_trits=True)
+ABOUT = About("EF-SignSGD", trains_ternary=False, sends_trits=True, before={"finest_bits": FINEST_BEFORE})
 
 SCALE_BITS = 4
 """Of a scale in a broadcast."""
@@ -31,12 +32,17 @@ SCALE_BITS = 4
 class Settings:
     """EF-SignSGD's settings."""
 
+    finest_bits: int = USUAL
+    """No step of a broadcast is finer than this: the largest number of a tensor has at most so many bits."""
     statistics: Statistics = Statistics.BEST
+
+    def __post_init__(self) -> None:
+        check_finest(self.finest_bits)
 
 
 def algorithm(network: Network, training: Training, settings: Settings) -> Algorithm:
     """EF-SignSGD for a network."""
-    ways = Ways(up=signs, kind=Kind.TERNARY, down=signs, bits_down=SCALE_BITS)
+    ways = Ways(up=signs, kind=Kind.TERNARY, down=signs, bits_down=SCALE_BITS, finest_bits=settings.finest_bits)
     return with_feedback("signsgd_ef", network, training, ways, settings.statistics)
 
 

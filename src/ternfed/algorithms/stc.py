@@ -17,14 +17,25 @@ from dataclasses import dataclass
 import torch
 
 from ternfed.algorithms.algorithm import About, Algorithm, Network, Training, Weights
-from ternfed.algorithms.feedback import ClientMemory, ServerMemory, Ways, check_share, largest, with_feedback
+from ternfed.algorithms.feedback import (
+    FINEST_BEFORE,
+    ClientMemory,
+    ServerMemory,
+    Ways,
+    check_share,
+    largest,
+    with_feedback,
+)
+from ternfed.algorithms.rest import FINEST, USUAL, check_finest
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import Ternary
 from ternfed.wire import Kind
 
 __all__ = ["ABOUT", "PRESETS", "ClientMemory", "ServerMemory", "Settings", "algorithm", "compress"]
 
-ABOUT = About("STC", trains_ternary=False, sends_trits=True, before={"statistics": "average"})
+ABOUT = About(
+    "STC", trains_ternary=False, sends_trits=True, before={"statistics": "average", "finest_bits": FINEST_BEFORE}
+)
 
 SCALE_BITS = 4
 """Of μ in a broadcast."""
@@ -38,15 +49,18 @@ class Settings:
     """p of a client's update."""
     sparsity_down: float = 0.1
     """p of the server's update."""
+    finest_bits: int = USUAL
+    """No step of a broadcast is finer than this: the largest number of a tensor has at most so many bits."""
     statistics: Statistics = Statistics.BEST
 
     def __post_init__(self) -> None:
         check_share("sparsity_up", self.sparsity_up)
         check_share("sparsity_down", self.sparsity_down)
+        check_finest(self.finest_bits)
 
 
 PRESETS: Mapping[str, Settings] = {
-    "paper": Settings(sparsity_up=1 / 400, sparsity_down=1 / 400, statistics=Statistics.AVERAGE)
+    "paper": Settings(sparsity_up=1 / 400, sparsity_down=1 / 400, finest_bits=FINEST, statistics=Statistics.AVERAGE)
 }
 """`paper`: the paper's sparsity."""
 
@@ -58,6 +72,7 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         kind=Kind.TERNARY,
         down=lambda update: compress(update, settings.sparsity_down),
         bits_down=SCALE_BITS,
+        finest_bits=settings.finest_bits,
     )
     return with_feedback("stc", network, training, ways, settings.statistics)
 

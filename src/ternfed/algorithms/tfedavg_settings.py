@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ternfed.algorithms.rest import BUFFER_BITS, FINEST, check_finest
+from ternfed.algorithms.rest import BUFFER_BITS, FINEST, USUAL, check_finest
 from ternfed.algorithms.statistics import Statistics
 from ternfed.quantize.ternary import FactorGradient, Quantizer, Rule, Scale
 from ternfed.wire import Kind
@@ -69,7 +69,7 @@ class Settings:
     """Of each number that is not ternary, in uploads: its change, rounded at random. "none": floats (`dense`)."""
     rest_bits_down: int | None = 3
     """And in broadcasts: of its change since the last one, rounded to nearest. "none": floats."""
-    finest_bits: int = 6
+    finest_bits: int = USUAL
     """No step of a broadcast is finer than this: the largest number of a row has at most so many bits."""
     buffer_bits: int = BUFFER_BITS
     """Where these travel in bits: of each number of a buffer, in both directions."""

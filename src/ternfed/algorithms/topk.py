@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ternfed.algorithms.algorithm import About, Algorithm, Network, Training
-from ternfed.algorithms.feedback import Ways, check_share, largest, one_step, with_feedback
+from ternfed.algorithms.feedback import FINEST_BEFORE, Ways, check_share, largest, one_step, with_feedback
+from ternfed.algorithms.rest import USUAL, check_finest
 from ternfed.algorithms.statistics import Statistics
 from ternfed.wire import Kind
 
-ABOUT = About("Top-k", trains_ternary=False)
+ABOUT = About("Top-k", trains_ternary=False, before={"finest_bits": FINEST_BEFORE})
 
 FLOAT_BITS = 24
 """Of a float32's significand."""
@@ -33,11 +34,14 @@ class Settings:
     """Of the server's update."""
     value_bits: int | None = 4
     """Of each number that is kept. "none": 24, as many as float32 has."""
+    finest_bits: int = USUAL
+    """No step of a broadcast is finer than this: the largest number of a tensor has at most so many bits."""
     statistics: Statistics = Statistics.BEST
 
     def __post_init__(self) -> None:
         check_share("share_up", self.share_up)
         check_share("share_down", self.share_down)
+        check_finest(self.finest_bits)
         if self.value_bits is not None and not 2 <= self.value_bits <= 16:
             raise ValueError(f"value_bits = {self.value_bits}: 2 to 16 is allowed, or none")
 
@@ -50,5 +54,6 @@ def algorithm(network: Network, training: Training, settings: Settings) -> Algor
         kind=Kind.GRID,
         down=lambda update: largest(update, settings.share_down),
         bits_down=bits,
+        finest_bits=settings.finest_bits,
     )
     return with_feedback("topk", network, training, ways, settings.statistics)

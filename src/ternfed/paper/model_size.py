@@ -62,7 +62,8 @@ def _bits_of_broadcasts(names: Collection[str], group: Group, network: Network) 
     """What each number that is not ternary may need; floats, and codes that are no single bytes, are left out."""
     given = group.settings["algorithm"]
     settings: dict[str, int | None] = {key: None if value == "none" else value for key, value in given.items()}
-    down = settings.get("bits_down", settings.get("rest_bits_down"))
+    # With error feedback nothing but the finest step says how many bits a number has.
+    down = settings.get("bits_down", settings.get("rest_bits_down", settings.get("finest_bits")))
     full = [name for name in names if name in network.ternary]  # came in full precision
     rest = [name for name in names if name not in full]
     bits = bits_of(rest, network, down, settings.get("buffer_bits") or BUFFER_BITS)

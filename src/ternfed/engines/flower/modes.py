@@ -16,6 +16,7 @@ from enum import StrEnum
 from ternfed.aggregation.aggregation import Uploads
 from ternfed.algorithms import eden, tfedavg
 from ternfed.algorithms.algorithm import Algorithm, Client, Helpers, Local, Server, Training, Weights
+from ternfed.algorithms.rest import FINEST
 from ternfed.algorithms.statistics import Statistics
 from ternfed.algorithms.tfedavg_settings import Judging, Upload
 from ternfed.draws import generator
@@ -70,6 +71,7 @@ def algorithm_for(
         keep_length=length,
         rest_bits_up=SMALL_BITS,
         bits_down=BITS_DOWN,
+        finest_bits=FINEST,
         first_bits=FIRST_BITS,
     )
     return eden.algorithm(layout.network, Training(), updates)
