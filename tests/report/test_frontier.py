@@ -389,7 +389,7 @@ def test_of_many_points_those_off_the_front_have_no_name_where_another_of_their_
     assert "STC" in part.picture.svg
     assert "FedPAQ, steps of 9 bits" not in part.picture.svg
     assert "FedPAQ, steps of 9 bits" in {line[0] for line in part.sheets[0].rows}
-    assert part.picture.caption.endswith("Points without a name are of the algorithm of their colour.")
+    assert part.picture.caption.endswith("Points without a number are of the algorithm of their colour.")
 
 
 def test_a_rival_that_was_lost_is_in_the_table_and_nowhere_else(results: Path, rows: dict[str, Row]) -> None:

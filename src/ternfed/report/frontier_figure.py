@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 from ternfed.paper.frontier import STEPS, Contest, Point
@@ -14,7 +14,8 @@ HEIGHT = 5.4
 DEEP = 12.0
 """Points of accuracy below the best from which a point is drawn at the lower edge, its accuracy in its name."""
 CROWD = 14
-"""From so many points on, of those off the front only the best of each algorithm that has none on it gets a name."""
+"""From so many points on, of those off the front only the best of each algorithm that has none on it gets a name, and
+names stand below."""
 PLACES = (
     (7, 5, "left", "bottom"), (7, -5, "left", "top"), (-7, 5, "right", "bottom"), (-7, -5, "right", "top"),
     (10, 0, "left", "center"), (-10, 0, "right", "center"), (0, 12, "center", "bottom"), (0, -12, "center", "top"),
@@ -62,25 +63,37 @@ def picture(contest: Contest, labels: Sequence[str], title: str) -> Picture:
     panel.margins(y=0.12)
     plain_log(panel.xaxis)
     panel.xaxis.set_major_locator(LogLocator(subs=STEPS))
-    if narrow():  # numbers at the points, their names below
-        panel.set_xlabel("total megabytes, up and down, log scale")
-        name_below(
-            panel, [(f"{place}  {short(each.name, 50)}", each.colour) for place, each in enumerate(anchors, 1)], False
-        )
-        anchors = [each._replace(name=str(place)) for place, each in enumerate(anchors, 1)]
-    elif len(drawn) >= CROWD:
+    crowded = len(drawn) >= CROWD
+    if crowded:
         named = _worth_a_name(contest, [point for point, _ in drawn])
         anchors = [each if name else each._replace(name="") for each, name in zip(anchors, named, strict=True)]
+    if narrow():
+        panel.set_xlabel("total megabytes, up and down, log scale")
+    if narrow() or crowded:
+        anchors = _numbered(panel, anchors)
     _name(figure, panel, anchors, _draw_front(panel, contest.front, right))
     seeds = sorted({point.score.count for point in contest.points})
-    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     caption = (
-        f"{title}: test {measure.name} after the last round against all bytes of the run, up and down; {count} "
-        f"seed{'s' * (count != '1')}, bars are one standard deviation. Filled points are on the front, the step line."
-        + " Points without a name are of the algorithm of their colour."
+        f"{title}: test {measure.name} after the last round against all bytes of the run, up and down; {many} "
+        f"seed{'s' * (many != '1')}, bars are one standard deviation. Filled points are on the front, the step line."
+        + f" Points without a {'number' if crowded else 'name'} are of the algorithm of their colour."
         * any(not each.name for each in anchors)
     )
     return finish(figure, f"frontier {title}", "", title, caption)
+
+
+def _numbered(panel: Any, anchors: Sequence[Anchor]) -> list[Anchor]:
+    """The points with numbers in place of names, which stand below the panel."""
+    numbers = count(1)
+    numbered = [each._replace(name=str(next(numbers))) if each.name else each for each in anchors]
+    names = [
+        (f"{number.name}  {short(each.name, 50 if narrow() else 72)}", each.colour)
+        for each, number in zip(anchors, numbered, strict=True)
+        if each.name
+    ]
+    name_below(panel, names, lines=False, columns=1 if narrow() else 2)
+    return numbered
 
 
 def _worth_a_name(contest: Contest, points: Sequence[Point]) -> list[bool]:

@@ -190,7 +190,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], height: float)
         axes.text(1.015, y, short(text, 40), color=ink, transform=axes.get_yaxis_transform(), va="center", fontsize=9.5)
 
 
-def name_below(axes: Any, names: Sequence[tuple[str, str]], lines: bool = True) -> None:
+def name_below(axes: Any, names: Sequence[tuple[str, str]], lines: bool = True, columns: int = 1) -> None:
     """A list of (text, colour) below a panel, each behind its line; the figure grows by it."""
     from matplotlib.lines import Line2D
     from matplotlib.transforms import ScaledTranslation
@@ -205,8 +205,9 @@ def name_below(axes: Any, names: Sequence[tuple[str, str]], lines: bool = True) 
         handles, [text for text, _ in names], loc="upper left", bbox_to_anchor=(0, 0), frameon=False, fontsize=9.5,
         bbox_transform=axes.transAxes + below, labelcolor=[colour for _, colour in names], borderaxespad=0,
         labelspacing=0.3, handlelength=1.8 if lines else 0, handletextpad=0.6 if lines else 0,
+        ncols=columns, columnspacing=3,
     )  # fmt: skip
-    axes.figure.set_figheight(axes.figure.get_figheight() + 0.2 * len(names))
+    axes.figure.set_figheight(axes.figure.get_figheight() + 0.2 * -(-len(names) // columns))
 
 
 def name_rows(axes: Any, names: Sequence[str]) -> None:
