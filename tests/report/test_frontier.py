@@ -316,7 +316,8 @@ class TestChapter:
         assert chapter is not None
         assert (
             "Use T-FedAvg, all layers when 90.0% are enough (0.900 MB); T-FedAvg, inner layers when 95.8% must be "
-            "reached (9.00 MB). More bytes buy at most 0.3 points. Not on the front with any point: Top-k."
+            "reached (9.00 MB). More bytes buy at most 0.3 points. Never on the front: Top-k (110); in brackets, how "
+            "many times the bytes of the cheapest that is as accurate its best point needs."
         ) in chapter.parts[0].texts
 
     def test_products_of_the_trained_model_stand_beside_its_size(self, sheets: dict[str, Sheet]) -> None:

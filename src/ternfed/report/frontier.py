@@ -110,10 +110,17 @@ def _choosing(contest: Contest, choices: Sequence[Point], names: Mapping[int, st
     used = "; ".join(when(place, point) for place, point in enumerate(choices))
     front = {point.group.algorithm for point in contest.front}
     told = [point.group.algorithm for point in contest.points if math.isfinite(point.goodness)]
-    never = dict.fromkeys(algorithm_label(name) for name in told if name not in front)
-    others = f" Not on the front with any point: {', '.join(never)}." if never else ""
+    never = [_off_front(contest, name) for name in dict.fromkeys(told) if name not in front]
+    meaning = "in brackets, how many times the bytes of the cheapest that is as accurate its best point needs"
+    others = f" Never on the front: {', '.join(never)}; {meaning}." if never else ""
     more = f" More bytes buy at most {NEAR:g} points." if contest.front[-1] is not choices[-1] else ""
     return f"Use {used}.{more}{others}"
+
+
+def _off_front(contest: Contest, algorithm: str) -> str:
+    """An algorithm, and what its most economical point needs beside others."""
+    found = [match.times for match in matches(contest, algorithm) if match.times is not None]
+    return f"{algorithm_label(algorithm)} ({1 / max(found):.3g})" if found else algorithm_label(algorithm)
 
 
 def _protocol(contest: Contest) -> str:
