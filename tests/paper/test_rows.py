@@ -58,7 +58,12 @@ NAMES = {
     *(f"elapsed-{model}" for model in ("mlp", "cnn", "resnet18")),
     *(f"shakespeare-{model}-{way}" for model in ("lstm", "transformer") for way in WAYS),
     *(f"shakespeare-lstm-{end}" for end in ("fedavg-0.024", "fedpaq-0.024", "eden-0.024", "tfedavg-0.012")),
-    *(f"shakespeare-lstm-{way}-floor-{bits}" for way in ("fedpaq", "eden") for bits in (4, 3)),
+    *(
+        f"shakespeare-{m}-{way}-floor-{bits}"
+        for m in ("lstm", "transformer")
+        for way in ("fedpaq", "eden")
+        for bits in (4, 3)
+    ),
 }
 
 

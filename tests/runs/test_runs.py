@@ -541,6 +541,20 @@ def test_a_run_from_before_a_setting_existed_is_read_with_what_it_did(tmp_path: 
     assert read_run(tmp_path / "run").settings == now
 
 
+def test_a_run_from_before_a_setting_existed_goes_on_as_it_began(tmp_path: Path) -> None:
+    """STC's broadcasts had steps of 16 bits before that could be set; the default is another."""
+    began = Experiment.from_toml("", ["algorithm.name=stc", "algorithm.finest_bits=16"])
+    RunFolder.create(tmp_path / "run", began).close()
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("finest_bits = 16\n", ""))
+    assert "finest_bits" not in config.read_text()
+    resumed = RunFolder.resume(tmp_path / "run")
+    resumed.folder.close()
+    assert resumed.experiment.algorithm == began.algorithm
+    with pytest.raises(RunError, match="finest_bits"):
+        RunFolder.resume(tmp_path / "run", Experiment.from_toml("", ["algorithm.name=stc"]))
+
+
 def test_a_run_from_before_its_network_had_an_option_is_read_with_its_default(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", Experiment.from_toml("", ["model.name=resnet18"])).close()
     now = read_run(tmp_path / "run").settings

@@ -173,7 +173,7 @@ class RunFolder:
         finished run can be made longer; not with a cosine schedule, whose rates depend on that number.
         """
         path = Path(path)
-        table = _read_config(path)
+        table = with_later(_read_config(path))  # it goes on as it began, whatever defaults have changed
         # Code that the folder names runs only where the experiment that was given names it too.
         check_code(table, () if experiment is None else [code[2] for code in code_in(experiment.to_table())], str(path))
         own = Experiment.from_table(table)
