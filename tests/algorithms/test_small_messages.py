@@ -108,8 +108,7 @@ class TestTheRestOnAGrid:
     def test_statistics_that_clients_find_again_and_again_do_not_swing(self, of: ModuleType) -> None:
         """What rounding lost of them is not added to them: small variances would fall to 0, and rise again."""
         network = Network.of(resnet18(width=4))
-        finest = {} if of is stc else {"finest_bits": 6}
-        made = of.algorithm(network, TRAINING, of.Settings(**finest, statistics="best"))
+        made = of.algorithm(network, TRAINING, of.Settings(finest_bits=6, statistics="best"))
         server, judged = made.open(network.weights()), []
         helpers = Helpers(judge=lambda weights: judged.append({**weights}) or 0.0, statistics=lambda weights: weights)
         found = {n: torch.tensor([0.006, 0.012, 0.02, 1.0]) for n in network.buffers if n.endswith("running_var")}
@@ -126,8 +125,7 @@ class TestTheRestOnAGrid:
     def test_statistics_are_counted_for_the_weights_that_clients_will_have(self, of: ModuleType) -> None:
         """Not for those that only the server knows: with coarse steps they belong to another network."""
         network = Network.of(resnet18(width=4))
-        finest = {} if of is stc else {"finest_bits": 3}
-        made = of.algorithm(network, TRAINING, of.Settings(**finest, statistics="best"))
+        made = of.algorithm(network, TRAINING, of.Settings(finest_bits=3, statistics="best"))
         counted = []
         helpers = Helpers(judge=lambda weights: 0.0, statistics=lambda weights: counted.append({**weights}) or weights)
         server = made.open(network.weights())
